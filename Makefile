@@ -1,0 +1,64 @@
+# Each target creates the virtual environment first where it is missing or older than its pins.
+# No target deletes results. Settings: make reproduce CORES=4 PYTHON=/path/to/python3.11
+PYTHON ?= python3
+VENV ?= .venv
+CORES ?= 2
+WORKERS ?= 2
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+export PYTHONUNBUFFERED := 1
+export OMP_NUM_THREADS := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help environment reproduce beyond smoke plan test nightly lint format
+
+help:
+	@echo "make reproduce   create $(VENV) and run the paper's rows, tables and figures at scale cpu"
+	@echo "make beyond      the rows and the table beyond the paper"
+	@echo "make smoke       every row for a few updates, one seed (results/smoke)"
+	@echo "make plan        runs left with estimated time, memory and disk"
+	@echo "make test        create $(VENV), run the linters and the tests"
+	@echo "make nightly     the tests that take minutes"
+	@echo "make lint        ruff, snakefmt, snakemake --lint, mypy"
+	@echo "make format      rewrite the sources to the house format"
+
+environment: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+	  { echo "$(PYTHON) is missing or older than Python 3.11; set the interpreter: make $(MAKECMDGOALS) PYTHON=python3.11" >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[train,dev]'
+	@touch $@
+
+reproduce: $(STAMP)
+	$(BIN)/snakemake --cores $(CORES)
+	@echo "Tables: results/cpu/tables   Figures: results/cpu/figures   Runs: results/cpu/runs"
+
+beyond: $(STAMP)
+	$(BIN)/snakemake beyond --cores $(CORES)
+
+smoke: $(STAMP)
+	$(BIN)/snakemake all beyond --cores $(CORES) --config scale=smoke
+
+plan: $(STAMP)
+	@$(BIN)/python -m sao.grid plan
+
+test: lint
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+
+nightly: $(STAMP)
+	$(BIN)/python -m pytest -m slow
+
+lint: $(STAMP)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/snakefmt --check Snakefile
+	$(BIN)/snakemake --lint
+	$(BIN)/mypy
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+	$(BIN)/snakefmt Snakefile
