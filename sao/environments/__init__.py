@@ -4,14 +4,17 @@ from typing import TYPE_CHECKING
 
 from sao.environments.base import Environment
 from sao.environments.locks import LocksEnvironment
+from sao.environments.style import StyleEnvironment
 
 if TYPE_CHECKING:
-    from sao.config import Task
+    from sao.config import LocksTask, StyleTask
 
 
-def make_environment(task: "Task") -> Environment:
+def make_environment(task: "LocksTask | StyleTask") -> Environment:
     """Build the environment of a resolved task block (`RunConfig.task`).
 
     Raises ValueError when the block's instances cannot fill its pools.
     """
+    if task.environment == "style":
+        return StyleEnvironment(task)
     return LocksEnvironment(task)

@@ -7,7 +7,7 @@
 
 `below` says that the code lies below the guess; `next` that a lock opened and the bounds are those of the
 next code. The bounds shrink with every answer, so they hold all that is known. The reward is 1 when every lock
-is open, else 0; a wrong commit, a malformed action or a turn too few ends the episode.
+is open, else 0; a wrong commit, a malformed action or the last turn ends the episode.
 """
 
 import math
