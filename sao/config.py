@@ -97,7 +97,10 @@ def scale_names() -> tuple[str, ...]:
 
 def load_row(name: str) -> RowConfig:
     """The row with what it inherits from rows/sao.yaml; ConfigError for any fault in the files."""
-    return validated(RowConfig, _merged_row(name), name=name)
+    merged = _merged_row(name)
+    if merged.origins.get(("title",)) != merged.path:
+        raise ConfigError(f"{shown(merged.path)}: title: is missing; a row states its own")
+    return validated(RowConfig, merged, name=name)
 
 
 def load_scale(name: str) -> Scale:

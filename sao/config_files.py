@@ -154,19 +154,22 @@ def validated(model: type[ModelType], merged: Merged, **extra: Any) -> ModelType
             f"{shown(merged.origin((name,)))}: {name}: is the file's name and no key; remove it"
         )
     try:
-        return model.model_validate_json(json.dumps({**merged.content, **extra}))
+        content = json.dumps({**merged.content, **extra})
+    except TypeError as error:
+        raise ConfigError(f"{shown(merged.path)}: {error}; use text, numbers, lists and mappings") from None
+    try:
+        return model.model_validate_json(content)
     except ValidationError as error:
         lines = dict.fromkeys(_message(model, merged, fault) for fault in error.errors())
         raise ConfigError("\n".join(lines)) from None
-    except TypeError as error:
-        raise ConfigError(f"{shown(merged.path)}: {error}; use text, numbers, lists and mappings") from None
 
 
 def _message(model: type[BaseModel], merged: Merged, fault: ErrorDetails) -> str:
     at = _key_path(fault["loc"], merged.content)
     known = fields_at(model, merged.content, at[:-1])
     value = fault.get("input")
-    text = str(fault["msg"]).removeprefix("Value error, ")
+    file = merged.origin(at)
+    text = str(fault["msg"]).removeprefix("Value error, ").removeprefix("Input ")
     if fault["type"] == "extra_forbidden":
         text = "unknown key" + _other_kind(model, merged.content, at, known) if known else "unknown key"
     elif fault["type"] == "missing":
@@ -181,16 +184,12 @@ def _message(model: type[BaseModel], merged: Merged, fault: ErrorDetails) -> str
     elif fault["type"] == "literal_error":
         text = f"must be {fault['ctx']['expected']}, and is {_name_of(value)}"
     elif fault["type"] == "value_error" and (named := text.split(":")[0]) in _dotted(merged.content, at):
-        at = (*at, *named.split("."))
+        at, file = (*at, *named.split(".")), merged.path
         text = text.split(":", 1)[1].strip()
     elif fault["type"] != "value_error":
-        text = (
-            f"{text[0].lower()}{text[1:].removeprefix('nput ')}"
-            if not text.startswith("Input ")
-            else text[6:]
-        )
-        text = f"{text}, and is {_name_of(value)}"
-    return ": ".join([shown(merged.origin(at)), *([".".join(at)] if at else []), text])
+        text = text.replace("Tuple", "list").replace("an object", "a mapping")
+        text = f"{text.replace(' after validation', '')}, and is {_name_of(value)}"
+    return ": ".join([shown(file), *([".".join(at)] if at else []), text])
 
 
 def _other_kind(model: type[BaseModel], content: Any, at: KeyPath, known: Iterable[str]) -> str:
@@ -222,7 +221,7 @@ def _key_path(location: Iterable[int | str], content: Any) -> KeyPath:
         elif not isinstance(inside, dict) and (isinstance(part, int) or last):
             path.append(str(part))
             content = None
-    return tuple(path)
+    return tuple(part for part in path if part != "[key]")
 
 
 def _block_at(content: Any, at: KeyPath) -> dict[str, Any]:
@@ -266,7 +265,7 @@ def _annotation(model: type[BaseModel], name: str) -> Any:
 
 
 def _stated(models: list[type[BaseModel]], block: dict[str, Any]) -> type[BaseModel] | None:
-    """The variant whose `kind` or `environment` the block states; a model without either stands for itself."""
+    """The variant whose `kind` or `environment` the block states; one without either always fits."""
     for model in models:
         tags = [tag for tag in ("kind", "environment") if tag in model.model_fields]
         if not tags or any(block.get(tag) in get_args(_annotation(model, tag)) for tag in tags):

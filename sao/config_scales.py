@@ -103,7 +103,8 @@ class Model(Block):
             )
         if self.attention_heads % self.key_value_heads:
             raise ValueError(
-                f"key_value_heads: {self.key_value_heads} does not divide the {self.attention_heads} attention_heads"
+                f"key_value_heads: {self.key_value_heads} does not divide "
+                f"attention_heads {self.attention_heads}"
             )
         if self.experts_per_token > self.experts:
             raise ValueError(f"experts_per_token: {self.experts_per_token} is above experts {self.experts}")
