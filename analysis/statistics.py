@@ -1,0 +1,175 @@
+"""Intervals over seeds and problems, and the rule that calls a learning curve collapsed.
+
+Outcomes are arrays x [seeds, problems]: the share of correct answers of one seed's run on one held-out problem,
+or the difference of two rows on the same seed and problem. `docs/statistics.md` says why each rule is as it is.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import sqrt
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+LEVEL = 0.95
+RESAMPLES = 10_000
+SEED = 20260708
+FEWEST_SEEDS = 3
+
+COLLAPSE_SHARE = 0.70
+RECOVERY_SHARE = 0.85
+
+CROSSED = "crossed bootstrap over seeds and problems"
+PROBLEMS_ONLY = "bootstrap over problems only"
+STUDENT_T = "Student's t over seeds"
+EXACT = "Clopper-Pearson"
+NO_INTERVAL = "no interval"
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate with its 95% interval.
+
+    `low` and `high` are NaN where the design gives no interval. `seeds` and `problems` are the counts it rests on
+    (0 problems: a quantity of the whole run).
+    """
+
+    estimate: float
+    low: float
+    high: float
+    seeds: int
+    problems: int
+    method: str
+
+    @property
+    def has_bounds(self) -> bool:
+        return bool(np.isfinite(self.low) and np.isfinite(self.high))
+
+    @property
+    def detectable(self) -> float:
+        """Smallest effect that the design would have shown in 80% of repeats: (z.975 + z.80) standard errors.
+
+        The half-width of the interval stands for z.975 standard errors.
+        """
+        half_width = (self.high - self.low) / 2
+        return half_width * (1 + stats.norm.ppf(0.80) / stats.norm.ppf(0.5 + LEVEL / 2))
+
+    def negated(self) -> "Interval":
+        return Interval(-self.estimate, -self.high, -self.low, self.seeds, self.problems, self.method)
+
+
+@dataclass(frozen=True)
+class Collapse:
+    """Where a curve collapsed: positions of the collapsed evaluation and of the best one before it."""
+
+    position: int
+    best_position: int
+
+    @property
+    def before(self) -> int:
+        """Position of the last evaluation before the collapse."""
+        return self.position - 1
+
+
+def crossed_bootstrap(outcomes: Array, bounds: tuple[float, float] = (-1.0, 1.0)) -> Interval:
+    """Mean of `outcomes` [seeds, problems] with its percentile interval, clipped to `bounds`.
+
+    Seeds are drawn with replacement, and problems jointly for all seeds; a resample's value is the mean plus the
+    shift of the seed means, widened as Student's t asks at that number of seeds, plus the shift of the problem
+    means. Fewer than `FEWEST_SEEDS` seeds: problems alone are drawn.
+
+    Raises ValueError for an empty or non-finite array.
+    """
+    seeds, problems = _shape(outcomes)
+    mean = float(outcomes.mean())
+    shifts = _problem_shares(problems) @ (outcomes.mean(axis=0) - mean)
+    method = PROBLEMS_ONLY
+    if seeds >= FEWEST_SEEDS:
+        method = CROSSED
+        shifts = shifts + seed_widening(seeds) * (_seed_shares(seeds) @ (outcomes.mean(axis=1) - mean))
+    low, high = np.quantile(shifts, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Interval(mean, max(mean + low, bounds[0]), min(mean + high, bounds[1]), seeds, problems, method)
+
+
+def accuracy_interval(outcomes: Array) -> Interval:
+    """Mean accuracy of `outcomes` [seeds, problems] in [0, 1] with its interval.
+
+    Outcomes that are all wrong or all right leave nothing to resample: the exact binomial interval over problems
+    takes the bootstrap's place.
+    """
+    seeds, problems = _shape(outcomes)
+    mean = float(outcomes.mean())
+    if mean in (0.0, 1.0):
+        exact = clopper_pearson(round(mean * problems), problems)
+        return Interval(mean, exact.low, exact.high, seeds, problems, EXACT)
+    return crossed_bootstrap(outcomes, bounds=(0.0, 1.0))
+
+
+def student_t(values: Sequence[float]) -> Interval:
+    """Mean of one value a seed with Student's t interval (n - 1 degrees of freedom); none below `FEWEST_SEEDS`."""
+    array = np.asarray(values, dtype=np.float64)
+    if array.size == 0 or not np.isfinite(array).all():
+        raise ValueError("one finite value a seed is needed")
+    mean = float(array.mean())
+    if array.size < FEWEST_SEEDS:
+        return Interval(mean, np.nan, np.nan, array.size, 0, NO_INTERVAL)
+    half_width = stats.t.ppf((1 + LEVEL) / 2, array.size - 1) * array.std(ddof=1) / sqrt(array.size)
+    return Interval(mean, mean - half_width, mean + half_width, array.size, 0, STUDENT_T)
+
+
+def clopper_pearson(successes: int, trials: int) -> Interval:
+    """Share of `successes` with the exact binomial interval; `seeds` holds the number of trials."""
+    if not 0 <= successes <= trials or trials == 0:
+        raise ValueError(f"{successes} successes of {trials} trials make no share")
+    tail = (1 - LEVEL) / 2
+    low = stats.beta.ppf(tail, successes, trials - successes + 1) if successes else 0.0
+    high = stats.beta.ppf(1 - tail, successes + 1, trials - successes) if successes < trials else 1.0
+    return Interval(successes / trials, float(low), float(high), trials, 0, EXACT)
+
+
+def seed_widening(seeds: int) -> float:
+    """Factor that turns the percentile bootstrap over `seeds` values into Student's t width.
+
+    sqrt(n / (n - 1)) undoes the bootstrap's division by n; t / z replaces the normal quantile.
+    """
+    quantile = (1 + LEVEL) / 2
+    return float(sqrt(seeds / (seeds - 1)) * stats.t.ppf(quantile, seeds - 1) / stats.norm.ppf(quantile))
+
+
+def find_collapse(accuracies: Sequence[float]) -> Collapse | None:
+    """First evaluation below 70% of the best before it, if no later one exceeds 85% of that best."""
+    for position in range(1, len(accuracies)):
+        best_position = int(np.argmax(accuracies[:position]))
+        best = accuracies[best_position]
+        recovered = any(later > RECOVERY_SHARE * best for later in accuracies[position + 1 :])
+        if accuracies[position] < COLLAPSE_SHARE * best and not recovered:
+            return Collapse(position, best_position)
+    return None
+
+
+def _shape(outcomes: Array) -> tuple[int, int]:
+    if outcomes.ndim != 2 or outcomes.size == 0 or not np.isfinite(outcomes).all():
+        raise ValueError(f"outcomes must be finite [seeds, problems], found shape {outcomes.shape}")
+    return outcomes.shape[0], outcomes.shape[1]
+
+
+@lru_cache(maxsize=64)
+def _problem_shares(problems: int) -> Array:
+    """Share of each problem in every resample, float [resamples, problems]."""
+    return _shares(problems, stream=0)
+
+
+@lru_cache(maxsize=64)
+def _seed_shares(seeds: int) -> Array:
+    """Share of each seed in every resample, float [resamples, seeds]."""
+    return _shares(seeds, stream=1)
+
+
+def _shares(size: int, stream: int) -> Array:
+    generator = np.random.default_rng([SEED, stream, size])
+    counts = generator.multinomial(size, np.full(size, 1 / size), size=RESAMPLES)
+    return counts / size
