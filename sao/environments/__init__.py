@@ -7,7 +7,7 @@ from sao.environments.locks import LocksEnvironment
 from sao.environments.style import StyleEnvironment
 
 if TYPE_CHECKING:
-    from sao.config import LocksTask, StyleTask
+    from sao.config_scales import LocksTask, StyleTask
 
 
 def make_environment(task: "LocksTask | StyleTask") -> Environment:

@@ -14,6 +14,7 @@ import numpy as np
 Split = Literal["train", "held_out"]
 Status = Literal["completed", "truncated"]
 PADDING_ID = 0
+FRUITLESS_DRAWS = 5000  # draws in a row without a new instance, after which a pool counts as exhausted
 
 
 class EnvironmentFailure(Exception):
@@ -102,13 +103,17 @@ def draw_pools(
     """
     wanted: dict[Split, int] = {"train": pool_instances, "held_out": held_out_instances}
     pools: dict[Split, dict[str, Instance]] = {"train": {}, "held_out": {}}
-    for _ in range(1000 * (pool_instances + held_out_instances)):
+    fruitless = 0
+    while fruitless < FRUITLESS_DRAWS:
         if all(len(pools[split]) == count for split, count in wanted.items()):
             return {split: list(pool.values()) for split, pool in pools.items()}
         instance = draw()
         split = split_of(instance)
-        if len(pools[split]) < wanted[split]:
-            pools[split].setdefault(instance.prompt_id, instance)
+        if len(pools[split]) == wanted[split] or instance.prompt_id in pools[split]:
+            fruitless += 1
+            continue
+        pools[split][instance.prompt_id] = instance
+        fruitless = 0
     raise ValueError(
         f"too few distinct instances for pool_instances {pool_instances} and held_out_instances"
         f" {held_out_instances} (a third of all is held out): lower these, or widen what they are drawn from"

@@ -6,8 +6,8 @@
     observation  below | above | equal | next, the current bounds (four digits), <turns left>
 
 `below` says that the code lies below the guess; `next` that a lock opened and the bounds are those of the
-next code. The bounds shrink with every answer, so they hold all that is known. The reward is 1 when every lock
-is open, else 0; a wrong commit, a malformed action or the last turn ends the episode.
+next code. The bounds shrink with every answer, so they hold all that is known. The reward is 1 when every
+lock is open, else 0; a wrong commit, a malformed action or the last turn ends the episode.
 """
 
 import math
@@ -27,7 +27,7 @@ from sao.environments.base import (
 )
 
 if TYPE_CHECKING:
-    from sao.config import LocksTask
+    from sao.config_scales import LocksTask
 
 BEGIN, DIGIT, QUERY, COMMIT, BELOW, ABOVE, EQUAL, NEXT, TURNS = 1, 2, 12, 13, 14, 15, 16, 17, 18
 CODES = 100
@@ -203,7 +203,7 @@ def _draw_lock(rng: np.random.Generator, width_min: int, width_max: int) -> Lock
 
 
 def _band(count: int) -> str:
-    """Return the difficulty band of the tables."""
-    if count >= 4:
+    """Return the difficulty band of the tables, which take 4 and 6 locks together."""
+    if count in (4, 6):
         return "4 or 6 locks"
     return "1 lock" if count == 1 else f"{count} locks"

@@ -4,8 +4,8 @@
     action  <style> <text token> ... <end>
 
 The policy names a style and writes a short text. As in section 4.5 of arXiv:2607.07508 the reward is
-quality x style, both 0 or 1, and the rewarded style switches from cute to chuunibyou to classical. Here both are
-rules, not a judge:
+quality x style, both 0 or 1, and the rewarded style switches from cute to chuunibyou to classical. Here both
+are rules, not a judge:
 
     quality  the style named is a candidate, the text ends with <end> and holds text tokens alone, is long
              enough, has enough tokens of the prompt's topic and none of another topic
@@ -31,7 +31,7 @@ from sao.environments.base import (
 )
 
 if TYPE_CHECKING:
-    from sao.config import StyleTask
+    from sao.config_scales import StyleTask
 
 STYLES = ("academic", "cute", "chuunibyou", "classical")
 MALFORMED = "malformed"
