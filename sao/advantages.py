@@ -1,9 +1,10 @@
-"""Advantages: skip-observation, full-sequence and step-level GAE, group normalisation and running-mean baselines.
+"""Advantages: skip-observation, full-sequence and step-level GAE, group normalisation and running-mean
+baselines.
 
-Unless stated otherwise `values` and `rewards` are float [batch, tokens] and `action_mask` is bool [batch, tokens].
-`values[:, t]` is the value of the prefix before token t (see `sao.critic.values_before_tokens`). Recursions run in
-float64; results have the dtype of `values`, are 0 off the action tokens and carry no gradient. Positions off the
-mask may hold NaN or infinity; a row without action tokens gets zeros.
+Unless stated otherwise `values` and `rewards` are float [batch, tokens] and `action_mask` is bool [batch,
+tokens]. `values[:, t]` is the value of the prefix before token t (see `sao.critic.values_before_tokens`).
+Recursions run in float64; results have the dtype of `values`, are 0 off the action tokens and carry no
+gradient. Positions off the mask may hold NaN or infinity; a row without action tokens gets zeros.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+
+from sao.objectives import checked_mask
 
 SCAN_BLOCK = 32  # tokens scanned by one product with a matrix of powers
 
@@ -46,11 +49,11 @@ def skip_observation_gae(
         delta_t = r_t + gamma V(next action token) - V(this action token)
         A_t     = delta_t + gamma lambda A(next action token)
 
-    Observation tokens take no part: one factor gamma * lambda joins the last token of an action to the first of the
-    next. lam: float or [batch]. final_values: [batch], the value after the last action token; 0 by default, which is
-    right for a terminated trajectory and for a truncated one without bootstrap.
+    Observation tokens take no part: one factor gamma * lambda joins the last token of an action to the first
+    of the next. lam: float or [batch]. final_values: [batch], the value after the last action token; 0 by
+    default, which is right for a terminated trajectory and for a truncated one without bootstrap.
     """
-    mask = _checked_mask(action_mask, values, rewards)
+    mask = checked_mask(action_mask, values, rewards)
     counts = mask.sum(dim=1)
     left = torch.arange(int(counts.max()) if len(counts) else 0, device=mask.device) < counts[:, None]
     compact_values = _to_left(values, mask, left)
@@ -70,7 +73,8 @@ def skip_observation_gae(
 def returns(rewards: Tensor, action_mask: Tensor, gamma: float) -> Tensor:
     """Discounted return from each action token, [batch, tokens]: the critic's target with lambda_critic = 1.
 
-    Observation tokens are skipped: they neither discount nor reset the return, and rewards on them are ignored.
+    Observation tokens are skipped: they neither discount nor reset the return, and rewards on them are
+    ignored.
     """
     return skip_observation_gae(torch.zeros_like(rewards), rewards, action_mask, gamma, 1.0)
 
@@ -85,8 +89,8 @@ def full_sequence_gae(
 ) -> Tensor:
     """Plain GAE from the first to the last action token, through the observation tokens between them.
 
-    The ablation of `skip_observation_gae`: values and rewards of observation tokens count, and each observation token
-    adds a factor gamma * lambda. Advantages are 0 off the action tokens.
+    The ablation of `skip_observation_gae`: values and rewards of observation tokens count, and each
+    observation token adds a factor gamma * lambda. Advantages are 0 off the action tokens.
     """
     span = full_sequence_mask(action_mask)
     return skip_observation_gae(values, rewards, span, gamma, lam, final_values).masked_fill_(
@@ -110,16 +114,18 @@ def step_level_gae(
     alpha: float,
     step_value: Literal["mean", "last"] = "mean",
 ) -> Tensor:
-    """GAE over steps, one step per action; all tokens of a step share its advantage (appendix A.1 of arXiv:2607.07508).
+    """GAE over steps, one step per action; all tokens of a step share its advantage (appendix A.1 of
+    arXiv:2607.07508).
 
         delta_i = R_i + gamma V(S_{i+1}) - V(S_i),   lambda = 1 - 1 / (alpha * number of steps)
 
-    V(S_i) is the mean of the step's token values, or the value at its last token; R_i is the sum of its rewards.
-    step_ids: int [batch, tokens], equal within a step and different in consecutive ones; ignored off the mask.
+    V(S_i) is the mean of the step's token values, or the value at its last token; R_i is the sum of its
+    rewards. step_ids: int [batch, tokens], equal within a step and different in consecutive ones; ignored off
+    the mask.
     """
     if step_value not in ("mean", "last"):
         raise ValueError(f'step_value {step_value!r} is neither "mean" nor "last"')
-    mask = _checked_mask(action_mask, values, rewards, step_ids)
+    mask = checked_mask(action_mask, values, rewards, step_ids)
     last_tokens = step_last_tokens(mask, step_ids)
     number_of_steps = last_tokens.sum(dim=1)
     # Tokens up to and including a step's last one have seen as many last tokens as there are steps before it.
@@ -146,7 +152,7 @@ def step_last_tokens(action_mask: Tensor, step_ids: Tensor) -> Tensor:
     mask = action_mask.bool()
     length = mask.shape[1]
     positions = torch.arange(length, device=mask.device)
-    # Position of the next action token after t: the smallest action position beyond it, or `length` if there is none.
+    # The next action token at or after t, then after t; `length` if there is none.
     upcoming = torch.where(mask, positions, length).flip(1).cummin(1).values.flip(1)
     following = torch.full_like(upcoming, length)
     following[:, :-1] = upcoming[:, 1:]
@@ -159,10 +165,10 @@ def step_last_tokens(action_mask: Tensor, step_ids: Tensor) -> Tensor:
 def whiten(advantages: Tensor, action_mask: Tensor, eps: float = 1e-8) -> Tensor:
     """Advantages with mean 0 and standard deviation 1 (n - 1) over the action tokens of the batch given.
 
-    Give the global batch that the step trains on. A single action token or equal advantages give 0; so do positions
-    off the mask.
+    Give the global batch that the step trains on. A single action token or equal advantages give 0; so do
+    positions off the mask.
     """
-    mask = _checked_mask(action_mask, advantages)
+    mask = checked_mask(action_mask, advantages)
     chosen = advantages[mask].double()
     if len(chosen) < 2:
         return torch.zeros_like(advantages)
@@ -176,8 +182,8 @@ def group_normalized(
 ) -> Tensor:
     """(R - mean) / (std + eps) within each group, [batch]; the standard deviation divides by n - 1.
 
-    rewards float [batch]; group_ids int [batch], in any order and of any group sizes; valid bool [batch]. Invalid rows
-    get 0 and leave the statistics. A group of equal rewards or of one valid member gets 0.
+    rewards float [batch]; group_ids int [batch], in any order and of any group sizes; valid bool [batch].
+    Invalid rows get 0 and leave the statistics. A group of equal rewards or of one valid member gets 0.
     """
     member, _, mean, deviation, varies = _group_statistics(rewards, group_ids, valid)
     valid_rows = torch.ones_like(rewards, dtype=torch.bool) if valid is None else valid.bool()
@@ -199,7 +205,7 @@ def zero_variance_groups(rewards: Tensor, group_ids: Tensor, valid: Tensor | Non
 def _group_statistics(
     rewards: Tensor, group_ids: Tensor, valid: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Group index of each row; per group its id, mean, standard deviation (n - 1) and whether its rewards differ."""
+    """Group index of each row; per group its id, mean, deviation (n - 1) and whether its rewards differ."""
     groups, member = torch.unique(group_ids, return_inverse=True)
     chosen = torch.ones_like(rewards, dtype=torch.bool) if valid is None else valid.bool()
     kept = member[chosen]
@@ -217,8 +223,8 @@ def _group_statistics(
 class RunningMean:
     """Baseline: mean of the latest `window` rewards, of one prompt (per_prompt) or of all.
 
-    Ask for the baseline of a reward before the reward enters: `baseline`, then `update`. A prompt's first visit uses
-    the mean of all rewards seen so far; before any reward the baseline is 0.
+    Ask for the baseline of a reward before the reward enters: `baseline`, then `update`. A prompt's first
+    visit uses the mean of all rewards seen so far; before any reward the baseline is 0.
     """
 
     def __init__(self, window: int, per_prompt: bool) -> None:
@@ -269,9 +275,9 @@ class RunningMean:
 def reverse_scan(increments: Tensor, decay: Tensor) -> Tensor:
     """y_t = x_t + c y_{t+1} along dimension 1, for x float64 [batch, tokens] and c float64 [batch] in [0, 1].
 
-    Blocks of tokens are scanned at once by a product with the matrix of powers of c; the first elements of the blocks
-    form a recurrence of the same kind with c ** block, and so on. Only powers of c with non-negative exponents occur,
-    so nothing over- or underflows harmfully at c = 0 or c = 1.
+    Blocks of tokens are scanned at once by a product with the matrix of powers of c; the first elements of
+    the blocks form a recurrence of the same kind with c ** block, and so on. Only powers of c with
+    non-negative exponents occur, so nothing over- or underflows harmfully at c = 0 or c = 1.
     """
     batch, length = increments.shape
     if length <= 1:
@@ -293,15 +299,6 @@ def reverse_scan(increments: Tensor, decay: Tensor) -> Tensor:
 
 
 def _to_left(tokens: Tensor, mask: Tensor, left: Tensor) -> Tensor:
-    """Chosen tokens of each row moved to the left, float64 [batch, longest row]; 0 beyond a row's number of them."""
+    """Chosen tokens of each row moved to the left, float64 [batch, longest row], then zeros."""
     compact = torch.zeros(left.shape, dtype=torch.float64, device=tokens.device)
     return compact.masked_scatter_(left, tokens[mask].double())
-
-
-def _checked_mask(action_mask: Tensor, *tensors: Tensor) -> Tensor:
-    for tensor in tensors:
-        if tensor.shape != action_mask.shape:
-            raise ValueError(
-                f"shape {list(tensor.shape)} differs from the action mask's {list(action_mask.shape)}"
-            )
-    return action_mask.bool()

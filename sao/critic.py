@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from sao.objectives import Normalizer, divisor
 
@@ -25,7 +26,7 @@ class ValueModel(nn.Module):
     The head starts at zero, so every value is 0 until the first update. Temperature plays no part.
     """
 
-    def __init__(self, backbone: nn.Module) -> None:
+    def __init__(self, backbone: PreTrainedModel) -> None:
         super().__init__()
         self.backbone = backbone
         self.head = nn.Linear(backbone.config.hidden_size, 1, dtype=next(backbone.parameters()).dtype)
@@ -33,14 +34,15 @@ class ValueModel(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     @classmethod
-    def from_policy(cls, policy: nn.Module) -> ValueModel:
+    def from_policy(cls, policy: PreTrainedModel) -> ValueModel:
         """A value model whose backbone is a copy of a causal language model's; the two share no parameter."""
         return cls(copy.deepcopy(policy.base_model).requires_grad_(True))
 
     def forward(self, input_ids: Tensor, **backbone_kwargs: Any) -> Tensor:
         """Values float32 [batch, tokens]; index t is the value of the prefix that ends with token t.
 
-        input_ids: int64 [batch, tokens]; other arguments (attention mask, position ids, ...) go to the backbone.
+        input_ids: int64 [batch, tokens]; other arguments (attention mask, position ids, ...) go to the
+        backbone.
         """
         hidden = self.backbone(input_ids=input_ids, **backbone_kwargs).last_hidden_state
         return self.head(hidden).squeeze(-1).float()
@@ -49,22 +51,22 @@ class ValueModel(nn.Module):
 def values_before_tokens(values: Tensor) -> Tensor:
     """Shift values right by one token: index t becomes the value of the prefix before token t.
 
-    That is the state in which token t was chosen. Index 0 has no prefix and is 0. In a packed row the first token of
-    each sequence reads the sequence before it; it is a prompt token, whose value nothing uses.
+    That is the state in which token t was chosen. Index 0 has no prefix and is 0. In a packed row the first
+    token of each sequence reads the sequence before it; it is a prompt token, whose value nothing uses.
     """
     return nn.functional.pad(values[..., :-1], (1, 0))
 
 
 def is_attention_parameter(name: str) -> bool:
-    """Whether a parameter belongs to an attention module: q, k, v, o projections and q/k norms, not layer norms."""
+    """Whether a parameter is part of an attention module: projections and q/k norms, not the layer norms."""
     return ATTENTION.search(name) is not None
 
 
 def freeze_attention(model: nn.Module) -> list[str]:
     """Freeze every parameter of the attention modules and return their names.
 
-    Call it before the optimizer is built (and before any sharding wrap), so that the frozen parameters are in no
-    optimizer group. Raises ValueError if no parameter matches.
+    Call it before the optimizer is built (and before any sharding wrap), so that the frozen parameters are in
+    no optimizer group. Raises ValueError if no parameter matches.
     """
     return _freeze(model, is_attention_parameter, "attention")
 
@@ -114,10 +116,10 @@ def value_loss(
 
         loss = (1 / normalizer) sum_t (V_t - R_t)^2
 
-    Tensors are [batch, tokens]; only `values` receives a gradient, and none off the mask, where anything may stand.
-    normalizer: as in `sao.objectives`. With clip, each token's error is the larger of that and the error of
-    V_old + clamp(V - V_old, -clip, clip), where `old_values` are from before the batch's first critic update.
-    Raises ValueError for clip without old_values.
+    Tensors are [batch, tokens]; only `values` receives a gradient, and none off the mask, where anything may
+    stand. normalizer: as in `sao.objectives`. With clip, each token's error is the larger of that and the
+    error of V_old + clamp(V - V_old, -clip, clip), where `old_values` are from before the batch's first
+    critic update. Raises ValueError for clip without old_values.
     """
     mask = action_mask.bool()
     error = _squared_error(values, returns, mask)

@@ -18,18 +18,20 @@ def token_logprobs(
     temperature: float = 1.0,
     chunk_tokens: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probability of each token and entropy of its distribution, softmax(hidden @ lm_head_weight.T / temperature).
+    """Log-probability of each token and entropy of its distribution, softmax(hidden @ lm_head_weight.T /
+    temperature).
 
     hidden: float [tokens, hidden size] or [batch, tokens, hidden size], the state that predicts each token.
-    lm_head_weight: float [vocabulary, hidden size]. token_ids: int, shape of `hidden` without its last dimension.
-    Returns (logprobs, entropy), both float32 (float64 for float64 inputs) of the shape of token_ids, in nats.
-    Gradients reach hidden and lm_head_weight through the log-probabilities; the entropy carries none.
+    lm_head_weight: float [vocabulary, hidden size]. token_ids: int, shape of `hidden` without its last
+    dimension. Returns (logprobs, entropy), both float32 (float64 for float64 inputs) of the shape of
+    token_ids, in nats. Gradients reach hidden and lm_head_weight through the log-probabilities; the entropy
+    carries none.
 
-    Logits exist for `chunk_tokens` tokens at a time and are computed again in backward; by default a chunk is as many
-    tokens as fit 2**26 logits. Half-precision inputs are multiplied in float32, which takes a float32 copy of the
-    weight. Every token given counts: select the tokens that a loss needs first, since a NaN state would spoil the
-    gradient of the weight even if its log-probability is masked later.
-    Raises ValueError for shapes that do not fit, or a temperature or chunk that is not positive.
+    Logits exist for `chunk_tokens` tokens at a time and are computed again in backward; by default a chunk is
+    as many tokens as fit 2**26 logits. Half-precision inputs are multiplied in float32, which takes a float32
+    copy of the weight. Every token given counts: select the tokens that a loss needs first, since a NaN state
+    would spoil the gradient of the weight even if its log-probability is masked later. Raises ValueError for
+    shapes that do not fit, or a temperature or chunk that is not positive.
     """
     if hidden.shape[:-1] != token_ids.shape or hidden.shape[-1] != lm_head_weight.shape[1]:
         raise ValueError(
@@ -68,8 +70,7 @@ class _TokenLogprobs(torch.autograd.Function):
             total = exponentials.sum(dim=1)
             log_total = total.log()
             logprobs[chunk] = logits.gather(1, token_ids[chunk, None])[:, 0] - log_total
-            # A logit of -inf has probability 0 and adds nothing to the entropy.
-            exponentials *= logits.clamp_(min=torch.finfo(dtype).min)
+            exponentials *= logits
             entropy[chunk] = log_total - exponentials.sum(dim=1) / total
             log_normalizer[chunk] = log_total + largest[:, 0]
         ctx.save_for_backward(hidden, weight, token_ids, log_normalizer)

@@ -1,7 +1,7 @@
 """Training metrics: explained variance, importance ratios, staleness and gradient norms.
 
-Statistics are Python numbers over the action tokens given: give the tokens of the whole batch. The histograms have
-fixed bins and hold counts, so that those of micro-batches, ranks or updates may be added.
+Statistics are Python numbers over the action tokens given: give the tokens of the whole batch. The histograms
+have fixed bins and hold counts, so that those of micro-batches, ranks or updates may be added.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ def ratio_statistics(
     """Statistics of the ratio r = exp(log pi_theta - log pi_rollout) over action tokens.
 
     Tensors are [batch, tokens] (or any common shape). Keys:
-        ratio_q01, ratio_q05, ratio_q50, ratio_q95, ratio_q99   quantiles of r, linearly interpolated between tokens
+        ratio_q01, _q05, _q50, _q95, _q99    quantiles of r, exact
         ratio_histogram          counts of log r in the bins of `LOG_RATIO_EDGES`, an open bin on either side
         effective_sample_size    (sum r)^2 / (n sum r^2), a share in (0, 1]
         mean_abs_log_ratio       mean of |log r|, in nats
-        masked_low, masked_high  shares of tokens below and above the open band (low, high); None without a band
-        zero_logprob_share       share of rollout log-probabilities that are exactly 0, which missing ones often are
+        masked_low, masked_high  shares of tokens below and above the open band; None without a band
+        zero_logprob_share       share of rollout log-probabilities of exactly 0, the mark of missing ones
     Every value is None (the histogram all 0) without action tokens.
     """
     mask = action_mask.bool()
@@ -80,7 +80,7 @@ def ratio_statistics(
 
 
 def quantiles(values: Tensor, shares: Iterable[float]) -> list[float | None]:
-    """Quantiles of a 1-d tensor with linear interpolation, of any size (torch.quantile stops at 2**24 elements)."""
+    """Quantiles of a 1-d tensor, interpolated, of any size (torch.quantile stops at 2**24 elements)."""
     ordered = values.sort().values
     last = len(ordered) - 1
     if last < 0:
@@ -106,14 +106,14 @@ def staleness_statistics(
 ) -> dict[str, float | int | list[int] | None]:
     """How many versions behind the trainer each action token was sampled.
 
-    policy_versions int [batch, tokens]; trainer_version: the version the update starts from. Keys: staleness_mean,
-    staleness_p95, staleness_max (versions; None without action tokens), staleness_histogram (64 counts; the last bin
-    holds 63 and more). Raises ValueError for a token newer than the trainer.
+    policy_versions int [batch, tokens]; trainer_version: the version the update starts from. Keys:
+    staleness_mean, staleness_p95, staleness_max (versions; None without action tokens), staleness_histogram
+    (64 counts; the last bin holds 63 and more). Raises ValueError for a token newer than the trainer.
     """
     lag = trainer_version - policy_versions[action_mask.bool()]
     if (lag < 0).any():
         raise ValueError(
-            f"a token was sampled by version {trainer_version - int(lag.min())}, the trainer is at {trainer_version}"
+            f"a token of version {trainer_version - int(lag.min())} is newer than the trainer's {trainer_version}"
         )
     histogram = torch.bincount(lag.clamp(max=STALENESS_BINS - 1), minlength=STALENESS_BINS).tolist()
     (p95,) = quantiles(lag.double(), [0.95])
@@ -129,7 +129,8 @@ def staleness_statistics(
 def gradient_norms(named_parameters: Iterable[tuple[str, Parameter]]) -> dict[str, float]:
     """Euclidean norms of the gradients of all parameters, of those of attention modules, and of the rest.
 
-    Keys "all", "attention", "rest". Parameters without a gradient (frozen ones) count as 0. Call it before clipping.
+    Keys "all", "attention", "rest". Parameters without a gradient (frozen ones) count as 0. Call it before
+    clipping.
     """
     squares: dict[bool, list[Tensor]] = {True: [], False: []}
     for name, parameter in named_parameters:

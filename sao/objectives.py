@@ -2,12 +2,15 @@
 
 Conventions shared by all of them:
 
-- `logprobs`, `rollout_logprobs`, `old_logprobs` and `advantages` are float [batch, tokens], `action_mask` is bool
+- `logprobs`, `rollout_logprobs`, `old_logprobs` and `advantages` are float [batch, tokens], `action_mask` is
+bool
   [batch, tokens]. Only `logprobs` receives a gradient.
-- A loss is a sum over action tokens divided by `normalizer`, by default the number of action tokens of the tensors
+- A loss is a sum over action tokens divided by `normalizer`, by default the number of action tokens of the
+tensors
   given. Micro-batches or ranks that are given the number of action tokens of the global batch add up to the
   gradient of the whole batch, however it is split.
-- Positions off the mask may hold anything, NaN and infinity included: they add exactly 0 to loss and gradient.
+- Positions off the mask may hold anything, NaN and infinity included: they add exactly 0 to loss and
+gradient.
 - `stats` holds detached 0-d integer tensors, each a number of action tokens ("action_tokens", "masked_low",
   "masked_high", "clipped", "capped"). Add them over micro-batches; divide by "action_tokens" for a share.
 - Half precision is computed in float32; shapes that differ raise ValueError.
@@ -23,8 +26,8 @@ from torch import Tensor
 Stats = dict[str, Tensor]
 Normalizer = Tensor | float | None
 
-# Two float32 log-probabilities of a few nats differ by their log-ratio to about 1e-6: a ratio that close to an edge of
-# the band counts as lying on it, which is outside.
+# The difference of two float32 log-probabilities of a few nats is exact to about 1e-6: a log-ratio that close to an
+# edge of the band counts as lying on it, which is outside.
 BAND_EDGE_TOLERANCE = 1e-6
 # Beyond exp(20) a ratio carries no information, but its product with an advantage may overflow.
 LOG_RATIO_LIMIT = 20.0
@@ -45,10 +48,10 @@ def dis_loss(
         f(r) = r if 1 - eps_low < r < 1 + eps_high, else 0, whatever the sign of the advantage
         loss = -(1 / normalizer) sum_t stop_gradient(f(r_t)) A_t log pi_theta(a_t)
 
-    Masked tokens stay in the normalizer; their loss and gradient are exactly 0, also where the ratio overflows.
-    Stats: action_tokens, masked_low (ratio at or below the band), masked_high.
+    Masked tokens stay in the normalizer; their loss and gradient are exactly 0, also where the ratio
+    overflows. Stats: action_tokens, masked_low (ratio at or below the band), masked_high.
     """
-    mask = _checked_mask(action_mask, logprobs, rollout_logprobs, advantages)
+    mask = checked_mask(action_mask, logprobs, rollout_logprobs, advantages)
     logprobs = _at_least_float32(logprobs)
     log_ratio = _log_ratio(logprobs.detach(), rollout_logprobs, mask)
     below, above = outside_band(log_ratio, 1 - eps_low, 1 + eps_high)
@@ -74,7 +77,7 @@ def ppo_clip_loss(
 
     Stats: action_tokens, clipped (tokens whose clipped term is the smaller one, so that their gradient is 0).
     """
-    mask = _checked_mask(action_mask, logprobs, old_logprobs, advantages)
+    mask = checked_mask(action_mask, logprobs, old_logprobs, advantages)
     log_ratio = _log_ratio(_at_least_float32(logprobs), old_logprobs, mask)
     objective, clipped = _clipped_objective(log_ratio, advantages, mask, clip_low, clip_high)
     return -objective.sum() / divisor(normalizer, mask), _counts(mask, clipped=clipped)
@@ -94,10 +97,10 @@ def gspo_loss(
         s    = exp(mean over a row's action tokens of log pi_theta(a_t) - log pi_rollout(a_t))
         loss = -(1 / normalizer) sum_t min(s A_t, clip(s, 1 - clip_low, 1 + clip_high) A_t)
 
-    The gradient flows through s, so each token receives s / (tokens of the row) of it. A row must not be cut over
-    micro-batches. Stats: action_tokens, clipped (action tokens of clipped sequences).
+    The gradient flows through s, so each token receives s / (tokens of the row) of it. A row must not be cut
+    over micro-batches. Stats: action_tokens, clipped (action tokens of clipped sequences).
     """
-    mask = _checked_mask(action_mask, logprobs, rollout_logprobs, advantages)
+    mask = checked_mask(action_mask, logprobs, rollout_logprobs, advantages)
     log_ratio = _log_ratio(_at_least_float32(logprobs), rollout_logprobs, mask)
     row_tokens = mask.sum(dim=-1, keepdim=True).clamp(min=1)
     sequence_log_ratio = (log_ratio.sum(dim=-1, keepdim=True) / row_tokens).expand_as(log_ratio)
@@ -124,7 +127,7 @@ def icepop_loss(
     r_t and its clip are those of `ppo_clip_loss`; k_t carries no gradient.
     Stats: action_tokens, clipped (inside the band and clipped), masked_low, masked_high.
     """
-    mask = _checked_mask(action_mask, logprobs, old_logprobs, rollout_logprobs, advantages)
+    mask = checked_mask(action_mask, logprobs, old_logprobs, rollout_logprobs, advantages)
     mismatch = _log_ratio(_at_least_float32(old_logprobs.detach()), rollout_logprobs, mask)
     below, above = outside_band(mismatch, band_low, band_high)
     kept = mask & ~below & ~above
@@ -150,9 +153,10 @@ def tis_loss(
 
         loss = -(1 / normalizer) sum_t min(k_t, cap) min(r_t A_t, clip(r_t) A_t)
 
-    The correction k_t carries no gradient. Stats: action_tokens, clipped, capped (tokens with k_t above the cap).
+    The correction k_t carries no gradient. Stats: action_tokens, clipped, capped (tokens with k_t above the
+    cap).
     """
-    mask = _checked_mask(action_mask, logprobs, old_logprobs, rollout_logprobs, advantages)
+    mask = checked_mask(action_mask, logprobs, old_logprobs, rollout_logprobs, advantages)
     mismatch = _log_ratio(_at_least_float32(old_logprobs.detach()), rollout_logprobs, mask)
     correction = mismatch.clamp(max=math.log(cap)).exp()
     log_ratio = _log_ratio(_at_least_float32(logprobs), old_logprobs, mask)
@@ -168,17 +172,18 @@ def positive_example_loss(
 
         loss = -(1 / normalizer) sum over action tokens of positive rows of log pi_theta(a_t)
 
-    positive: bool [batch]. The default normalizer counts the action tokens of all rows, as everywhere in this module;
-    give the number in positive rows for VAPO's own average.
+    positive: bool [batch]. The default normalizer counts the action tokens of all rows, as everywhere in this
+    module; give the number in positive rows for VAPO's own average.
     """
-    mask = _checked_mask(action_mask, logprobs)
+    mask = checked_mask(action_mask, logprobs)
     if positive.shape != mask.shape[:1]:
         raise ValueError(f"positive has shape {list(positive.shape)}, expected [{mask.shape[0]}]")
     chosen = mask & positive.bool()[:, None]
     return -torch.where(chosen, _at_least_float32(logprobs), 0).sum() / divisor(normalizer, mask)
 
 
-def _checked_mask(action_mask: Tensor, *tensors: Tensor) -> Tensor:
+def checked_mask(action_mask: Tensor, *tensors: Tensor) -> Tensor:
+    """The mask as bool. Raises ValueError when a tensor has another shape, which would broadcast in silence."""
     for tensor in tensors:
         if tensor.shape != action_mask.shape:
             raise ValueError(
@@ -197,7 +202,7 @@ def _log_ratio(logprobs: Tensor, reference: Tensor, mask: Tensor) -> Tensor:
 
 
 def outside_band(log_ratio: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
-    """Tokens at or below, and at or above, the open band (low, high) of ratios. NaN is neither, so that it shows."""
+    """Tokens at or below, and at or above, the open band (low, high) of ratios; NaN is neither, to show."""
     log_low = math.log(low) if low > 0 else -math.inf
     below = log_ratio <= log_low + BAND_EDGE_TOLERANCE
     above = log_ratio >= math.log(high) - BAND_EDGE_TOLERANCE

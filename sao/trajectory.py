@@ -39,8 +39,8 @@ class Trajectory:
 
     token_ids          int64 [n]      prompt, actions and observations in order
     action_spans       int64 [k, 2]   half-open token ranges sampled by the policy, in order
-    rollout_logprobs   float32 [n]    log-probability of each action token as the engine sampled it; NaN (or None,
-                                      which becomes NaN) elsewhere, never 0
+    rollout_logprobs   float32 [n]    log-probability of each action token as the engine sampled it; NaN (or
+                                      None, which becomes NaN) elsewhere, never 0
     policy_versions    int64 [n]      weight version that sampled each action token; -1 elsewhere
     reward             outcome, placed on the last action token
     status             completed, truncated or environment_error
@@ -118,7 +118,8 @@ class Trajectory:
         if not np.isnan(logprobs[~actions]).all():
             position = np.flatnonzero(~actions & ~np.isnan(logprobs))[0]
             raise ValueError(
-                f"token {position} is no action token: its rollout log-probability must be NaN, not {logprobs[position]}"
+                f"token {position} is no action token: its rollout log-probability must be NaN, "
+                f"not {logprobs[position]}"
             )
         if (self.policy_versions[actions] < 0).any():
             position = np.flatnonzero(actions & (self.policy_versions < 0))[0]
@@ -141,7 +142,7 @@ class Trajectory:
 
     @property
     def usable(self) -> bool:
-        """Whether the trajectory belongs in a batch: it has action tokens and its environment did not break."""
+        """Whether it belongs in a batch: it has action tokens and its environment did not break."""
         return self.num_action_tokens > 0 and self.status != Status.ENVIRONMENT_ERROR
 
     def to_dict(self) -> dict[str, Any]:
@@ -202,8 +203,8 @@ class Batch:
 
     @classmethod
     def from_trajectories(cls, trajectories: Sequence[Trajectory], pad_token_id: int = 0) -> Batch:
-        """Pad trajectories to the longest. Filter with `Trajectory.usable` first: a row without action tokens is
-        carried along with an empty mask and adds nothing to any loss.
+        """Pad trajectories to the longest. Filter with `Trajectory.usable` first: a row without action tokens
+        is carried along with an empty mask and adds nothing to any loss.
 
         Raises ValueError for an empty list and for an action at token 0, which no prefix predicts.
         """
@@ -259,7 +260,8 @@ def last_action_index(action_mask: Tensor) -> Tensor:
 
 
 def place_outcome(outcome: Tensor, action_mask: Tensor) -> Tensor:
-    """Token rewards [batch, tokens] that hold the outcome [batch] on each row's last action token, 0 elsewhere.
+    """Token rewards [batch, tokens] that hold the outcome [batch] on each row's last action token, 0
+    elsewhere.
 
     A row without action tokens stays 0 whatever its outcome.
     """
