@@ -128,6 +128,14 @@ def test_vocabulary_is_compact_and_starts_with_padding(name: str) -> None:
     assert len(set(vocabulary)) == len(vocabulary) <= 128
 
 
+@pytest.mark.parametrize(
+    ("row", "scale"), [("sao", "smoke"), ("sao_online", "smoke"), ("sao", "cpu_plain"), ("sao", "cpu_long")]
+)
+def test_the_other_cpu_scales_fit_the_sampler(row: str, scale: str) -> None:
+    run = resolve(row, scale, 0)
+    assert make_environment(run.task).max_episode_tokens <= run.sampler.max_tokens
+
+
 @each_environment
 def test_too_few_distinct_instances_are_refused(name: str) -> None:
     few = {

@@ -208,3 +208,14 @@ def test_a_demonstrator_without_slips_is_always_well_formed() -> None:
         }
         assert styles <= {careful.vocabulary[ids[6]]}
         assert reward == bool(styles)
+
+
+def test_demonstrator_slips_as_often_as_its_odds_say() -> None:
+    """Half of the malformed texts name a style that is no candidate, half never end."""
+    clumsy = environment(demonstrator_malformed_odds=0.4, demonstrator_short_odds=0.25)
+    rng = np.random.default_rng(0)
+    episodes = [clumsy.demonstration(rng)[0] for _ in range(4000)]
+    ended = [ids for ids in episodes if ids[-1] == 2]
+    assert 1 - len(ended) / 4000 == pytest.approx(0.2, abs=0.02)
+    assert np.mean([ids[6] not in ids[3:6] for ids in ended]) == pytest.approx(0.2 / 0.8, abs=0.03)
+    assert np.mean([len(ids[7:-1]) < 10 for ids in ended]) == pytest.approx(0.25, abs=0.03)
