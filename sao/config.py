@@ -25,6 +25,7 @@ __all__ = [
     "RowConfig",
     "RunConfig",
     "Scale",
+    "digest_of",
     "load_row",
     "load_scale",
     "preparation_digest",
@@ -35,6 +36,13 @@ __all__ = [
 ]
 
 BASE_ROW = "sao"
+
+
+def digest_of(settings: dict[str, Any]) -> str:
+    """SHA-256 in hex of a run's settings as canonical JSON: sorted keys, no spaces, without the title."""
+    plain = json.loads(json.dumps({name: value for name, value in settings.items() if name != "title"}))
+    canonical = json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()
 
 
 class RunConfig(ScaleSettings, RowSettings):
@@ -66,7 +74,7 @@ class RunConfig(ScaleSettings, RowSettings):
 
     def digest(self) -> str:
         """SHA-256 in hex of the canonical JSON of all settings but the title."""
-        return _digest(self.model_dump(mode="json", exclude={"title"}))
+        return digest_of(self.settings())
 
 
 class Scale(ScaleConfig):
@@ -144,7 +152,7 @@ def preparation_digest(scale: str, task: str) -> str:
     )
     settings["evaluation"] = config.evaluation.model_dump(mode="json", exclude={"steps"})
     settings["task"] = config.task(task).model_dump(mode="json")
-    return _digest(settings)
+    return digest_of(settings)
 
 
 def sources(row: str, scale: str, seed: int = 0) -> list[tuple[str, Any, str]]:
@@ -211,11 +219,6 @@ def _merged_scale(name: str) -> Merged:
     for layer, content in zip(reversed(layers), reversed(contents), strict=True):
         merged.lay(file_of("scales", layer), content)
     return merged
-
-
-def _digest(settings: dict[str, Any]) -> str:
-    canonical = json.dumps(settings, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(canonical.encode()).hexdigest()
 
 
 def _show(row: str, scale: str, seed: int) -> None:
