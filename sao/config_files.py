@@ -238,12 +238,12 @@ def _dotted(content: Any, at: KeyPath, prefix: str = "") -> Iterator[str]:
             yield from (f"{prefix}{name}.{inner}" for inner in _dotted(value, ()))
 
 
-def _models_in(annotation: Any) -> list[type[BaseModel]]:
+def models_in(annotation: Any) -> list[type[BaseModel]]:
     """Models of an annotation such as `Annotated[A | B, ...]` or `A | None`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     if get_origin(annotation) in (Annotated, Union, UnionType):
-        return [model for inner in get_args(annotation) for model in _models_in(inner)]
+        return [model for inner in get_args(annotation) for model in models_in(inner)]
     return []
 
 
@@ -253,7 +253,7 @@ def _variants(model: type[BaseModel], content: Any, at: KeyPath) -> list[type[Ba
     for depth, part in enumerate(at):
         owner = _stated(models, _block_at(content, at[:depth]))
         models = (
-            _models_in(owner.model_fields[part].annotation) if owner and part in owner.model_fields else []
+            models_in(owner.model_fields[part].annotation) if owner and part in owner.model_fields else []
         )
     return models
 

@@ -117,7 +117,7 @@ class Advantage(Block):
 
 class GAE(Advantage):
     gamma: float = key("discount per action token (per step for step-level GAE)", DECISION, gt=0, le=1)
-    alpha: float = key("lambda = 1 - 1/(alpha * length), clamped at 0", "paper, section 3.2", gt=0)
+    alpha: float = key("lambda = 1 - 1/(alpha * length), clamped at 0", "paper", gt=0)
 
 
 class SkipObservationGAE(GAE):

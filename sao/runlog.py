@@ -164,6 +164,7 @@ class RunDirectory:
     def save_checkpoint(self, step: int, write: Callable[[Path], None]) -> Path:
         """Has `write` fill a folder and makes it the checkpoint of `step`, the number of policy updates done.
 
+        `write` opens its files itself, so that a full disk is an OSError; incomplete folders are never seen.
         The tables reach the disk first.  The folder gets its name once complete; the two latest are kept.
         """
         target, temporary = self.path / f"checkpoint-{step}", self.path / f".checkpoint-{step}.tmp"

@@ -13,9 +13,9 @@ PUBLISHED_COMPRESSED = ("metrics.jsonl", "evaluations.jsonl")
 
 
 def archive(results: Path, scale: str, row: str, seed: int | None = None) -> Path:
-    """Moves a row's runs, or one seed's, to results/<scale>/archive/<row>-<n> and returns that; deletes nothing.
+    """Moves a row's runs, or one seed's, to results/<scale>/archive/<row>-<n>, which it returns.
 
-    Raises RunError where there is nothing to move or a process is at work there.
+    Deletes nothing.  Raises RunError where there is nothing to move or a process is at work there.
     """
     source = results / scale / "runs" / row
     runs = [source / f"seed{seed}"] if seed is not None else run_paths(results / scale, row)

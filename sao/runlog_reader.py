@@ -22,8 +22,8 @@ Status = Literal["finished", "running", "failed", "planned", "refused"]
 class RunRecord:
     """What one run directory holds.
 
-    `status_detail` says more in words ("step 40 of 100", the reason of a failure).  `metrics` and
-    `evaluations` have the columns of METRIC_COLUMNS and EVALUATION_COLUMNS, and no lines where nothing was logged.
+    `status_detail` says more in words ("step 40 of 100", the reason of a failure).  The frames `metrics` and
+    `evaluations` have the columns of METRIC_COLUMNS and EVALUATION_COLUMNS, and no lines where none was logged.
     """
 
     path: Path

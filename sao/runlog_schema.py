@@ -46,15 +46,21 @@ METRIC_COLUMNS: dict[str, Column] = {
     "ratio_q50": Column("float", "", "median of the ratio"),
     "ratio_q95": Column("float", "", "95% quantile of the ratio"),
     "ratio_q99": Column("float", "", "99% quantile of the ratio"),
-    "ratio_histogram": Column("list", "action tokens", "counts in fixed bins of the ratio's logarithm"),
+    "ratio_histogram": Column(
+        "list",
+        "action tokens",
+        "counts of the ratio's logarithm: 60 bins from -3 to 3, an open one on either side",
+    ),
     "effective_sample_size": Column(
         "float", "share of action tokens", "(sum r)^2 / (n sum r^2) of the ratios"
     ),
     "entropy": Column("float", "nats", "mean entropy of the policy at action tokens"),
     "policy_grad_norm": Column("float", "", "gradient norm of the policy before clipping"),
-    "value_loss": Column("float", "reward^2", "mean squared error of the critic's first update on the batch"),
+    "value_loss": Column(
+        "float", "reward^2", "mean squared error before the critic's first update on the batch"
+    ),
     "critic_grad_norm": Column(
-        "float", "", "gradient norm of the critic before clipping, mean of its updates"
+        "float", "", "gradient norm of the critic's first update on the batch, before clipping"
     ),
     "critic_grad_norm_attention": Column(
         "float", "", "the attention parameters' share of it; 0 where frozen"
@@ -65,9 +71,9 @@ METRIC_COLUMNS: dict[str, Column] = {
     ),
     "explained_variance_after": Column("float", "", "the same after the critic's updates"),
     "advantage_abs_mean_before": Column(
-        "float", "reward", "mean |A| with the values before the critic's updates"
+        "float", "reward", "mean |return - value| at action tokens before the critic's updates"
     ),
-    "advantage_abs_mean_after": Column("float", "reward", "mean |A| with the values after them"),
+    "advantage_abs_mean_after": Column("float", "reward", "the same after the critic's updates"),
     "value_mean": Column("float", "reward", "mean value at action tokens"),
     "lambda_zero_share": Column(
         "float", "share of trajectories", "trajectories whose lambda was clamped to 0"
@@ -76,7 +82,9 @@ METRIC_COLUMNS: dict[str, Column] = {
     "staleness_mean": Column("float", "updates", "mean age of the weights that sampled an action token"),
     "staleness_p95": Column("float", "updates", "95% quantile of that age"),
     "staleness_max": Column("float", "updates", "largest such age"),
-    "staleness_histogram": Column("list", "action tokens", "counts in fixed bins of that age"),
+    "staleness_histogram": Column(
+        "list", "action tokens", "counts of that age: 64 bins of one update, the last one open"
+    ),
     "dropped_stale": Column("int", "trajectories", "dropped since the last step for their age"),
     "invalid": Column("int", "trajectories", "dropped since the last step for an environment error"),
     "filtered_groups": Column("int", "groups", "replaced by dynamic sampling since the last step"),
