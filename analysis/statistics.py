@@ -1,7 +1,8 @@
 """Intervals over seeds and problems, and the rule that calls a learning curve collapsed.
 
-Outcomes are arrays x [seeds, problems]: the share of correct answers of one seed's run on one held-out problem,
-or the difference of two rows on the same seed and problem. `docs/statistics.md` says why each rule is as it is.
+Outcomes are arrays x [seeds, problems]: the share of correct answers of one seed's run on one held-out
+problem, or the difference of two rows on the same seed and problem. `docs/statistics.md` says why each rule
+is as it is.
 """
 
 from collections.abc import Sequence
@@ -34,8 +35,8 @@ Array = NDArray[np.float64]
 class Interval:
     """An estimate with its 95% interval.
 
-    `low` and `high` are NaN where the design gives no interval. `seeds` and `problems` are the counts it rests on
-    (0 problems: a quantity of the whole run).
+    `low` and `high` are NaN where the design gives no interval. `seeds` and `problems` are the counts it
+    rests on (0 problems: a quantity of the whole run).
     """
 
     estimate: float
@@ -78,9 +79,9 @@ class Collapse:
 def crossed_bootstrap(outcomes: Array, bounds: tuple[float, float] = (-1.0, 1.0)) -> Interval:
     """Mean of `outcomes` [seeds, problems] with its percentile interval, clipped to `bounds`.
 
-    Seeds are drawn with replacement, and problems jointly for all seeds; a resample's value is the mean plus the
-    shift of the seed means, widened as Student's t asks at that number of seeds, plus the shift of the problem
-    means. Fewer than `FEWEST_SEEDS` seeds: problems alone are drawn.
+    Seeds are drawn with replacement, and problems jointly for all seeds; a resample's value is the mean plus
+    the shift of the seed means, widened as Student's t asks at that number of seeds, plus the shift of the
+    problem means. Fewer than `FEWEST_SEEDS` seeds: problems alone are drawn.
 
     Raises ValueError for an empty or non-finite array.
     """
@@ -98,8 +99,8 @@ def crossed_bootstrap(outcomes: Array, bounds: tuple[float, float] = (-1.0, 1.0)
 def accuracy_interval(outcomes: Array) -> Interval:
     """Mean accuracy of `outcomes` [seeds, problems] in [0, 1] with its interval.
 
-    Outcomes that are all wrong or all right leave nothing to resample: the exact binomial interval over problems
-    takes the bootstrap's place.
+    Outcomes that are all wrong or all right leave nothing to resample: the exact binomial interval over
+    problems takes the bootstrap's place.
     """
     seeds, problems = _shape(outcomes)
     mean = float(outcomes.mean())
@@ -110,7 +111,7 @@ def accuracy_interval(outcomes: Array) -> Interval:
 
 
 def student_t(values: Sequence[float]) -> Interval:
-    """Mean of one value a seed with Student's t interval (n - 1 degrees of freedom); none below `FEWEST_SEEDS`."""
+    """Mean of one value a seed with Student's t interval, n - 1 degrees of freedom; none for few seeds."""
     array = np.asarray(values, dtype=np.float64)
     if array.size == 0 or not np.isfinite(array).all():
         raise ValueError("one finite value a seed is needed")

@@ -1,0 +1,177 @@
+"""Verdicts on the paper's claims.
+
+    python -m analysis.claims --runs results/cpu --out results/cpu/tables/claims
+
+writes claims.csv, .md and .tex: each claim with its test, effect, interval and verdict.
+"""
+
+import sys
+from collections.abc import Hashable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.artifacts import Claim, load_artifacts
+from analysis.claim_tests import FACTORS, POINTS, TESTS, Effect
+from analysis.command import parser, regenerate_command, run_command
+from analysis.load import Logs, load_logs
+from analysis.render import EMPTY, Sheet, write_sheet
+from analysis.rows import row_status
+from analysis.statistics import FEWEST_SEEDS, NO_INTERVAL, RESAMPLES
+
+COLUMNS = (
+    "claim",
+    "part",
+    "statement",
+    "place",
+    "test",
+    "effect",
+    "low",
+    "high",
+    "unit",
+    "interval",
+    "seeds",
+    "detectable",
+    "verdict",
+    "detail",
+    "runs",
+)
+NOT_RUN = "not run"
+NUMBER_WORDS = {1: "one seed", 2: "two seeds"}
+
+
+def verdict(effect: Effect) -> str:
+    """One of reproduced, contradicted, inconclusive; with few seeds, what the interval rests on first."""
+    interval = effect.interval
+    few = NUMBER_WORDS.get(interval.seeds) if interval.seeds < FEWEST_SEEDS else None
+    if not interval.has_bounds:
+        return f"{few}: no interval"
+    if interval.low > 0 and effect.rule_upheld:
+        word = "reproduced"
+    elif interval.high < 0 and effect.rule_broken:
+        word = "contradicted"
+    else:
+        word = "inconclusive"
+    return f"{few}: problems only ({word})" if few else word
+
+
+def judge(logs: Logs, claim: Claim) -> dict[str, object]:
+    """One line of the claims table."""
+    effect = TESTS[claim.test](logs, claim)
+    line: dict[str, object] = dict.fromkeys(COLUMNS, "")
+    line |= {
+        "claim": claim.claim,
+        "part": claim.part,
+        "statement": claim.statement,
+        "place": claim.place,
+        "test": claim.test,
+        "effect": np.nan,
+        "low": np.nan,
+        "high": np.nan,
+        "detectable": np.nan,
+        "verdict": NOT_RUN,
+    }
+    if effect is None:
+        return line | {"detail": _why_not_run(logs, claim)}
+    interval, factor = effect.interval, FACTORS.get(effect.unit, 1.0)
+    decided = verdict(effect)
+    return line | {
+        "test": effect.test,
+        "effect": factor * interval.estimate,
+        "low": factor * interval.low,
+        "high": factor * interval.high,
+        "unit": effect.unit,
+        "interval": interval.method,
+        "seeds": " ".join(map(str, effect.seeds)),
+        "detectable": factor * interval.detectable if "inconclusive" in decided else np.nan,
+        "verdict": decided,
+        "detail": effect.detail,
+        "runs": " ".join(f"runs/{row}/seed{seed}" for row in claim.rows for seed in effect.seeds),
+    }
+
+
+def build_claims(logs: Logs) -> pd.DataFrame:
+    """The claims table, one line a claim or part of one, with the columns `COLUMNS`."""
+    return pd.DataFrame([judge(logs, claim) for claim in load_artifacts().claims], columns=list(COLUMNS))
+
+
+def layout(claims: pd.DataFrame, logs: Logs, command: str) -> Sheet:
+    """The claims as text cells for Markdown and LaTeX."""
+    header = [
+        "claim",
+        "statement",
+        "in the paper",
+        "test",
+        "effect [95% interval]",
+        "seeds",
+        "verdict",
+        "detail",
+    ]
+    rows = [
+        [
+            f"{line['claim']} {line['part']}".strip(),
+            line["statement"],
+            line["place"],
+            line["test"],
+            _effect_text(line),
+            str(len(line["seeds"].split())) if line["seeds"] else EMPTY,
+            _verdict_text(line),
+            line["detail"],
+        ]
+        for line in claims.to_dict("records")
+    ]
+    footer = (
+        f"Scale {logs.scale}. Effects are signed so that the paper's direction is positive. Intervals: "
+        f"crossed bootstrap over seeds and problems ({RESAMPLES:,} resamples), Student's t over seeds for "
+        "quantities of a whole run; below 3 seeds over problems only. An inconclusive effect is followed by "
+        "the smallest one that the design would have shown in 80% of repeats. Not corrected for the number "
+        f"of claims. Rules: docs/statistics.md. Regenerate: `{command}`"
+    )
+    return Sheet(f"Claims of the paper at scale {logs.scale}", header, rows, [footer])
+
+
+def _number(value: float, unit: str) -> str:
+    if unit == POINTS:
+        return f"{value:.1f}" if abs(value) >= 1 else f"{value:.2f}"
+    return f"{value:.3g}"
+
+
+def _effect_text(line: dict[Hashable, Any]) -> str:
+    effect, unit = line["effect"], line["unit"]
+    if np.isnan(effect):
+        return EMPTY
+    named = "" if unit == "1" else f" {unit}"
+    text = ("+" if effect > 0 else "") + _number(effect, unit)
+    if np.isnan(line["low"]):
+        return f"{text}{named} ({NO_INTERVAL})"
+    return f"{text} [{_number(line['low'], unit)}, {_number(line['high'], unit)}]{named}"
+
+
+def _verdict_text(line: dict[Hashable, Any]) -> str:
+    if np.isnan(line["detectable"]):
+        return str(line["verdict"])
+    unit = "" if line["unit"] == "1" else f" {line['unit']}"
+    return f"{line['verdict']}; could have shown {_number(line['detectable'], line['unit'])}{unit}"
+
+
+def _why_not_run(logs: Logs, claim: Claim) -> str:
+    if claim.test == "not_at_this_scale":
+        return "not run at this scale"
+    missing = [row for row in claim.rows if not logs.finished(row)]
+    if not missing:
+        return "the rows share no finished seed with a value"
+    return "; ".join(f"{row}: {row_status(logs, row).note}" for row in missing)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    options = parser("analysis.claims", "Write the verdicts on the paper's claims.").parse_args(arguments)
+    logs = load_logs(options.runs)
+    claims = build_claims(logs)
+    command = regenerate_command("analysis.claims", options)
+    write_sheet(options.out, claims, layout(claims, logs, command))
+    print(f"wrote {options.out}.csv, .md and .tex")
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

@@ -1,0 +1,117 @@
+"""Drawing of curves: the colours of Okabe and Ito, each with its own line style and marker for grey print."""
+
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from analysis.curves import Curve
+
+FORMATS = ("pdf", "svg", "png")
+STYLES = (
+    ("#0072B2", "-", "o"),
+    ("#D55E00", "--", "s"),
+    ("#009E73", "-.", "^"),
+    ("#CC79A7", ":", "D"),
+    ("#000000", (0, (5, 1, 1, 1, 1, 1)), "v"),
+)
+PANEL_WIDTH, PANEL_HEIGHT = 4.4, 3.9
+MARKERS_A_LINE = 8
+CAPTION_CHARACTERS_AN_INCH = 19
+
+SETTINGS: dict[str, Any] = {
+    "axes.grid": True,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "figure.dpi": 160,
+    "font.size": 9,
+    "grid.alpha": 0.3,
+    "grid.linewidth": 0.5,
+    "legend.frameon": False,
+    "pdf.fonttype": 42,
+    "svg.hashsalt": "sao",
+}
+
+
+def new_figure(panels: int) -> tuple[Figure, Sequence[Axes]]:
+    """A row of panels, drawn without a display."""
+    figure = Figure(figsize=(PANEL_WIDTH * panels + 0.6 * (panels == 1), PANEL_HEIGHT), layout="constrained")
+    axes = figure.subplots(1, panels, squeeze=False)[0]
+    return figure, axes
+
+
+def draw_curve(axes: Axes, curve: Curve, position: int) -> None:
+    """The mean as a line, the range over seeds as a band, and unsmoothed means as faint points."""
+    colour, line, marker = STYLES[position % len(STYLES)]
+    if curve.points is not None:
+        axes.plot(curve.x, curve.points, ".", color=colour, markersize=2.5, alpha=0.3, linewidth=0)
+    if curve.seeds > 1:
+        axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.15, linewidth=0)
+    every = max(1, len(curve.x) // MARKERS_A_LINE)
+    axes.plot(
+        curve.x,
+        curve.mean,
+        color=colour,
+        linestyle=line,
+        linewidth=1.6,
+        marker=marker,
+        markersize=4.5,
+        markevery=(position * every // len(STYLES), every),
+        label=f"{curve.label} ({_seeds(curve.seeds)})",
+    )
+
+
+def mark_collapses(axes: Axes, x: Sequence[float], y: Sequence[float], label: str) -> None:
+    axes.scatter(
+        x, y, marker="X", s=55, color="#000000", edgecolors="white", linewidths=0.8, zorder=5, label=label
+    )
+
+
+def mark_switch(axes: Axes, x: float) -> None:
+    axes.axvline(x, color="#555555", linewidth=0.8, linestyle=(0, (2, 3)))
+
+
+def finish_panel(
+    axes: Axes, title: str, x_label: str, y_label: str, limits: tuple[float | None, float | None]
+) -> None:
+    axes.set_title(title, fontsize=10, loc="left")
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+    axes.set_ylim(*limits)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), fontsize=8, handlelength=3.2, ncols=1)
+    else:
+        axes.text(0.5, 0.5, "no finished run", transform=axes.transAxes, ha="center", color="#555555")
+
+
+def write_figure(figure: Figure, stem: Path, line: str) -> None:
+    """Write every format of `FORMATS` with `line` below the panels; the same runs give the same bytes."""
+    width = int(figure.get_figwidth() * CAPTION_CHARACTERS_AN_INCH)
+    figure.supxlabel("\n".join(textwrap.wrap(line, width)), fontsize=6.5, color="#444444")
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    undated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {"Software": None}}
+    for suffix in FORMATS:
+        figure.savefig(stem.with_name(f"{stem.name}.{suffix}"), metadata=undated[suffix])
+
+
+def points_below(curves: Sequence[Curve], limit: float) -> int:
+    """How many drawn points lie below the axis."""
+    return sum(int(np.sum(points < limit)) for curve in curves if (points := _drawn(curve)) is not None)
+
+
+def apply_settings() -> None:
+    mpl.use("Agg")
+    mpl.rcParams.update(SETTINGS)  # type: ignore[arg-type]
+
+
+def _drawn(curve: Curve) -> np.ndarray | None:
+    return curve.mean if curve.points is None else curve.points
+
+
+def _seeds(count: int) -> str:
+    return "1 seed" if count == 1 else f"{count} seeds"

@@ -1,0 +1,151 @@
+"""Figures of the paper from logged runs.
+
+    python -m analysis.figures --runs results/cpu --out results/cpu/figures [--artifact figure3] [--x compute]
+
+writes each figure as PDF, SVG and PNG, and its caption as Markdown.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.axes import Axes
+
+from analysis import drawing
+from analysis.artifacts import Figure, Panel, Series, load_artifacts, row_label
+from analysis.command import artifact_parser, pick_artifacts, regenerate_command, run_command
+from analysis.curves import (
+    WINDOW,
+    X_LABELS,
+    Curve,
+    XAxis,
+    accuracy_curve,
+    metric_curve,
+    style_curves,
+)
+from analysis.load import Logs, Run, load_logs
+from analysis.rows import row_status
+
+
+def draw_figure(logs: Logs, name: str, axis: XAxis, out: Path, command: str) -> None:
+    """Draw figure `name` into `out`; raises OSError where it cannot be written."""
+    figure = load_artifacts().figures[name]
+    drawing.apply_settings()
+    canvas, axes = drawing.new_figure(len(figure.panels))
+    remarks: list[str] = []
+    for panel, place in zip(figure.panels, axes, strict=True):
+        curves = _draw_panel(logs, panel, place, axis)
+        remarks += _remarks(panel, curves)
+        if figure.mark_switches and axis == "updates":
+            _draw_switches(logs, panel, place)
+        lone = len(figure.panels) == 1
+        title = panel.title if lone else f"({panel.name}) {panel.title}"
+        drawing.finish_panel(place, title, X_LABELS[axis], panel.y_label, panel.y_limits)
+    stem = out / (name if axis == "updates" else f"{name}_{axis}")
+    drawing.write_figure(canvas, stem, f"{_where(logs, figure)}. {command}")
+    caption = _caption(logs, figure, list(dict.fromkeys(remarks)), command)
+    stem.with_suffix(".md").write_text(caption, encoding="utf-8")
+
+
+def _draw_panel(logs: Logs, panel: Panel, axes: Axes, axis: XAxis) -> list[Curve]:
+    curves: list[Curve] = []
+    for position, series in enumerate(panel.series):
+        runs = logs.finished(series.row)
+        if not runs:
+            continue
+        drawn = _curves(runs, panel, series, axis)
+        for offset, curve in enumerate(drawn):
+            drawing.draw_curve(axes, curve, position + offset)
+        curves += drawn
+    if panel.mark_collapse:
+        _draw_collapses(logs, panel, axes, axis)
+    return curves
+
+
+def _curves(runs: Sequence[Run], panel: Panel, series: Series, axis: XAxis) -> list[Curve]:
+    label = series.label or row_label(series.row)
+    if panel.quantity == "accuracy":
+        return [accuracy_curve(runs, label, axis)]
+    if panel.quantity == "style_shares":
+        return style_curves(runs, axis)
+    return [metric_curve(runs, series, label, panel, axis)]
+
+
+def _draw_collapses(logs: Logs, panel: Panel, axes: Axes, axis: XAxis) -> None:
+    """A cross where a seed's curve collapsed, at that seed's accuracy."""
+    collapsed = [run for series in panel.series for run in logs.finished(series.row) if run.collapse]
+    if not collapsed:
+        return
+    curves = [accuracy_curve([run], "", axis) for run in collapsed]
+    positions = [run.collapse.position for run in collapsed if run.collapse]
+    x = [curve.x[position] for curve, position in zip(curves, positions, strict=True)]
+    y = [curve.mean[position] for curve, position in zip(curves, positions, strict=True)]
+    drawing.mark_collapses(axes, x, y, "collapse of a seed")
+
+
+def _draw_switches(logs: Logs, panel: Panel, axes: Axes) -> None:
+    """A line at each update where the rewarded style switches."""
+    runs = [run for series in panel.series for run in logs.finished(series.row)]
+    for share in runs[0].record.config["task"]["switch_points"] if runs else ():
+        drawing.mark_switch(axes, share * runs[0].updates)
+
+
+def _remarks(panel: Panel, curves: Sequence[Curve]) -> list[str]:
+    """What a reader of the panel must know: band, smoothing, gaps, points outside the axis."""
+    remarks = []
+    if any(curve.seeds > 1 for curve in curves):
+        remarks.append("Lines are means over seeds, bands reach from the lowest to the highest seed.")
+    if any(curve.points is not None for curve in curves):
+        remarks.append(
+            f"Panel {panel.name}: each seed is smoothed by a centred moving {panel.smoothing} of {WINDOW} "
+            "updates; points are unsmoothed means over seeds."
+        )
+    if panel.mark_collapse:
+        remarks.append("A cross marks where a seed collapsed (below 70% of its best so far, for good).")
+    columns = {column for series in panel.series for column in series.columns}
+    if "explained_variance_before" in columns:
+        remarks.append("Explained variance is undefined, a gap, where the rewards of a batch agree.")
+    if "clipped" in columns:
+        remarks.append(
+            "VAPO's clipped share is near 0 by construction: the trainer recomputes pi_old for each batch."
+        )
+    if panel.y_limits[0] is not None and (below := drawing.points_below(curves, panel.y_limits[0])):
+        remarks.append(f"Panel {panel.name}: {below} points lie below the axis.")
+    return remarks
+
+
+def _where(logs: Logs, figure: Figure) -> str:
+    """Scale, task and finished seeds of a figure's rows."""
+    rows = list(dict.fromkeys(series.row for panel in figure.panels for series in panel.series))
+    tasks = {run.record.config["task"]["name"] for row in rows for run in logs.finished(row)}
+    seeds = ", ".join(f"{row} {len(logs.finished(row))}" for row in rows)
+    return f"Scale {logs.scale}, task {' and '.join(sorted(tasks)) or 'not started'}, seeds: {seeds}"
+
+
+def _caption(logs: Logs, figure: Figure, remarks: list[str], command: str) -> str:
+    rows = list(dict.fromkeys(series.row for panel in figure.panels for series in panel.series))
+    statuses = {row: row_status(logs, row) for row in rows}
+    missing = [f"- `{row}`: {status.note}" for row, status in statuses.items() if status.note]
+    runs = [f"- `{run.directory}`" for row in rows for run in logs.finished(row)]
+    lines = [f"# {figure.place}: {figure.title}", "", f"{_where(logs, figure)}.", *(["", " ".join(remarks)])]
+    lines += ["", "Not shown:", "", *missing] if missing else []
+    lines += ["", "Regenerate:", "", f"    {command}", "", "Runs:", "", *runs]
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = artifact_parser("analysis.figures", "Draw the figures as PDF, SVG and PNG.")
+    parser.add_argument("--x", choices=list(X_LABELS), default="updates", help="what the x axis counts")
+    options = parser.parse_args(arguments)
+    names = pick_artifacts(options.artifact, load_artifacts().figures)
+    logs = load_logs(options.runs)
+    for name in names:
+        extra = ["--artifact", name] + (["--x", options.x] if options.x != "updates" else [])
+        draw_figure(
+            logs, name, options.x, options.out, regenerate_command("analysis.figures", options, *extra)
+        )
+        print(f"wrote {options.out / name} as {', '.join(drawing.FORMATS)}")
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

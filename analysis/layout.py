@@ -1,0 +1,143 @@
+"""A table's data as a reader sees it: one line a row, the paper's values beside ours."""
+
+import numpy as np
+import pandas as pd
+
+from analysis.artifacts import load_artifacts
+from analysis.load import Logs
+from analysis.render import EMPTY, Sheet
+from analysis.statistics import RESAMPLES
+from analysis.table_data import (
+    ALL_TASKS,
+    BEFORE_COLLAPSE,
+    EARLY,
+    LAST,
+    PAPER,
+    REFERENCE_ROW,
+    SCORE,
+    WARM_START,
+    table_columns,
+    task_of,
+)
+
+
+def lay_out(data: pd.DataFrame, logs: Logs, name: str, command: str) -> Sheet:
+    """The sheet of table `name`; footnotes hold what the paper's values need said."""
+    table = load_artifacts().tables[name]
+    first_measure = EARLY if table.early_step else LAST
+    columns = list(table_columns(load_artifacts(), table, logs))
+    footnotes: dict[str, str] = {}
+    header = ["row", *(f"paper: {benchmark} (%)" for benchmark in table.benchmarks)]
+    header += [f"{column}, {first_measure} (%)" for column in columns]
+    header += [f"{ALL_TASKS}, {LAST} (%)"] if table.early_step else []
+    header += ["score: mean of last two (%)"]
+    header += [f"difference to sao, {EARLY}"] if table.early_step else []
+    header += ["difference to sao, score", f"{BEFORE_COLLAPSE} (%)", "seeds", "CPU-min a run", "notes"]
+
+    rows = []
+    for row in table.rows:
+        lines = data[data["row"] == row.row]
+        if lines.empty:
+            continue
+        cells = [_row_name(lines, row.row)]
+        cells += [_paper_cell(lines, benchmark, footnotes) for benchmark in table.benchmarks]
+        shown = WARM_START if row.kind == "warm_start" else first_measure
+        cells += [_value_cell(lines, shown, column) for column in columns]
+        cells += [_value_cell(lines, LAST, ALL_TASKS)] if table.early_step else []
+        cells += [_value_cell(lines, SCORE, ALL_TASKS)]
+        cells += [_difference_cell(lines, EARLY)] if table.early_step else []
+        cells += [_difference_cell(lines, SCORE), _value_cell(lines, BEFORE_COLLAPSE, ALL_TASKS)]
+        rows.append([*cells, _seeds_cell(lines), _compute_cell(lines), _notes_cell(lines, row.kind)])
+    title = f"{table.place}: {table.title}" if table.place else table.title
+    footer = [f"[{mark}] {note}." for note, mark in footnotes.items()]
+    footer += [table.remark] if table.remark else []
+    return Sheet(
+        title,
+        header,
+        rows,
+        [*footer, _how_made(data, logs, task_of(logs, table), command)],
+    )
+
+
+def value_text(value: float, low: float, high: float) -> str:
+    """`57.3 [54.0, 60.1]`; without bounds the value alone, a dash without a value."""
+    if np.isnan(value):
+        return EMPTY
+    return f"{value:.1f}" if np.isnan(low) else f"{value:.1f} [{low:.1f}, {high:.1f}]"
+
+
+def difference_text(value: float, low: float, high: float) -> str:
+    return EMPTY if np.isnan(value) else f"{value:+.1f} [{low:.1f}, {high:.1f}]"
+
+
+def _row_name(lines: pd.DataFrame, row: str) -> str:
+    return f"{lines['label'].iloc[-1]} (`{row}`)"
+
+
+def _line(lines: pd.DataFrame, measure: str, column: str) -> pd.Series | None:
+    found = lines[(lines["measure"] == measure) & (lines["column"] == column)]
+    return None if found.empty else found.iloc[0]
+
+
+def _paper_cell(lines: pd.DataFrame, benchmark: str, footnotes: dict[str, str]) -> str:
+    line = _line(lines, PAPER, benchmark)
+    if line is None or np.isnan(line["value"]):
+        return EMPTY
+    note = line["note"].removeprefix("reference model").lstrip("; ")
+    if not note:
+        return f"{line['value']:.1f}"
+    mark = footnotes.setdefault(note, "abcdefghijklmnopqrstuvwxyz"[len(footnotes)])
+    return f"{line['value']:.1f} [{mark}]"
+
+
+def _value_cell(lines: pd.DataFrame, measure: str, column: str) -> str:
+    line = _line(lines, measure, column)
+    return EMPTY if line is None else value_text(line["value"], line["low"], line["high"])
+
+
+def _difference_cell(lines: pd.DataFrame, measure: str) -> str:
+    line = _line(lines, measure, ALL_TASKS)
+    if line is None:
+        return EMPTY
+    return difference_text(line["difference_to_sao"], line["difference_low"], line["difference_high"])
+
+
+def _seeds_cell(lines: pd.DataFrame) -> str:
+    counted = [status for status in lines["status"] if status.endswith(" seeds")]
+    return counted[0].removesuffix(" seeds") if counted else EMPTY
+
+
+def _compute_cell(lines: pd.DataFrame) -> str:
+    minutes = lines["cpu_minutes"].dropna()
+    return EMPTY if minutes.empty else f"{minutes.iloc[0]:.1f}"
+
+
+def _notes_cell(lines: pd.DataFrame, kind: str) -> str:
+    if kind == "reference":
+        return "reference model"
+    ours = lines[lines["measure"] != PAPER]
+    if kind != "run":
+        return str(ours["status"].iloc[0])
+    paired = set(ours["difference_seeds"].dropna())
+    notes = list(dict.fromkeys(note for note in ours["note"] if note))
+    finished = set(ours.loc[ours["measure"] != BEFORE_COLLAPSE, "seeds"].dropna())
+    if paired and paired != finished:
+        notes.append(f"difference on the {min(paired)} seeds of both rows")
+    if not paired and max(finished) and lines["row"].iloc[0] != REFERENCE_ROW:
+        notes.append(f"no difference: {REFERENCE_ROW} has no finished run of the same seed")
+    return "; ".join(notes)
+
+
+def _how_made(data: pd.DataFrame, logs: Logs, task: str, command: str) -> str:
+    """The line below every table: scale, task, seeds, problems, interval, command."""
+    run = data[(data["kind"] == "run") & (data["measure"] != BEFORE_COLLAPSE)]
+    counts = sorted(set(run["seeds"].dropna()) - {0})
+    seeds = " or ".join(map(str, counts)) or "none"
+    problems = run.loc[run["column"] == ALL_TASKS, "problems"].dropna()
+    return (
+        f"Scale {logs.scale}, task {task or 'not started'}, finished seeds a row: {seeds}, "
+        f"{'no' if problems.empty else problems.max()} held-out problems. Values are percent of problems "
+        "solved, the mean over seeds with its 95% interval: crossed bootstrap over seeds and problems "
+        f"({RESAMPLES:,} resamples; with fewer than 3 seeds over problems only). Differences are in points, "
+        f"paired by seed and problem. Regenerate: `{command}`"
+    )

@@ -1,0 +1,64 @@
+"""One row of the grid beside the paper's values.
+
+    python -m analysis.row --runs results/cpu --row vapo --out results/cpu/rows/vapo.md
+
+prints and writes every table line of the row, its paired difference to SAO, and its seeds one by one.
+"""
+
+import sys
+
+from analysis.artifacts import load_artifacts, row_label
+from analysis.command import parser, regenerate_command, run_command
+from analysis.layout import lay_out
+from analysis.load import AnalysisError, Logs, Run, load_logs
+from analysis.render import Sheet, to_markdown
+from analysis.rows import row_status
+from analysis.table_data import build_table
+
+
+def describe_row(logs: Logs, row: str, command: str) -> str:
+    """Markdown: the row's line in each of its tables, then its runs; AnalysisError where it has none."""
+    if row not in logs.runs:
+        known = ", ".join(sorted(logs.runs))
+        raise AnalysisError(f"--row {row}: no run of it in {logs.folder}; there are: {known}")
+    parts = [f"# {row_label(row)} (`{row}`), scale {logs.scale}", ""]
+    tables = load_artifacts().tables
+    for name in (name for name, table in tables.items() if row in [entry.row for entry in table.rows]):
+        data = build_table(logs, name)
+        sheet = lay_out(data[data["row"] == row], logs, name, command)
+        parts.append("#" + to_markdown(sheet))
+    status = row_status(logs, row)
+    parts.append(f"Finished seeds: {status.seeds}. {status.note}".rstrip() + "\n")
+    parts.append("#" + to_markdown(_seeds_sheet(logs.finished(row))))
+    return "\n".join(parts)
+
+
+def _seeds_sheet(runs: list[Run]) -> Sheet:
+    """One line a seed: its curve, score and compute."""
+    header = ["run", "accuracy by step (%)", "score: mean of last two (%)", "collapse", "CPU-min"]
+    rows = [
+        [
+            f"`{run.directory}`",
+            ", ".join(f"{step}: {100 * value:.1f}" for step, value in run.accuracies.items()),
+            f"{100 * run.score().mean():.1f}",
+            "none" if run.collapse_step is None else f"at step {run.collapse_step}",
+            f"{run.cpu_minutes:.1f}",
+        ]
+        for run in runs
+    ]
+    return Sheet("Runs", header, rows)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    options_parser = parser("analysis.row", "Print one row beside the paper's values.")
+    options_parser.add_argument("--row", required=True, help="row id, e.g. vapo")
+    options = options_parser.parse_args(arguments)
+    command = regenerate_command("analysis.row", options, "--row", options.row)
+    text = describe_row(load_logs(options.runs), options.row, command)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(text, encoding="utf-8")
+    print(text)
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

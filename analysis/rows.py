@@ -1,0 +1,48 @@
+"""How far a row of the grid got: the seeds that count, and why others do not."""
+
+from dataclasses import dataclass
+
+from analysis.load import Logs
+
+PLANNED = "planned"
+
+
+@dataclass(frozen=True)
+class RowStatus:
+    """`finished` of `planned` seeds; `note` says what became of the others, empty when all finished."""
+
+    finished: int
+    planned: int
+    note: str
+
+    @property
+    def seeds(self) -> str:
+        return f"{self.finished} of {self.planned}"
+
+
+def row_status(logs: Logs, row: str) -> RowStatus:
+    """Status of a row's seeds: those of the scale's file and any other that was run."""
+    runs = logs.runs.get(row, {})
+    seeds = sorted({*logs.planned_seeds, *runs})
+    reasons: dict[str, list[int]] = {}
+    for seed in seeds:
+        if seed in runs and runs[seed].finished:
+            continue
+        reasons.setdefault(_reason(logs, row, seed), []).append(seed)
+    finished = sum(run.finished for run in runs.values())
+    if not finished and len(reasons) <= 1:
+        return RowStatus(0, len(seeds), next(iter(reasons), PLANNED))
+    note = "; ".join(f"seed {', '.join(map(str, seeds))}: {reason}" for reason, seeds in reasons.items())
+    return RowStatus(finished, len(seeds), note)
+
+
+def _reason(logs: Logs, row: str, seed: int) -> str:
+    run = logs.runs.get(row, {}).get(seed)
+    if run is None:
+        return PLANNED
+    status, detail = run.record.status, run.record.status_detail
+    if status == "running":
+        return detail if detail.startswith("stopped") else f"running at {detail}"
+    if status == "refused":
+        return "refused: it has other settings than the grid (python -m sao.runlog check says which)"
+    return PLANNED if status == "planned" else f"{status}: {detail}"
