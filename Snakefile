@@ -1,0 +1,306 @@
+# The workflow: prepare -> train -> tables, figures, claims. What it plans is worked out in sao/grid.py.
+#
+#   snakemake --cores 2                                            the paper's rows, tables, figures and claims
+#   snakemake --cores 2 beyond                                     the rows that the paper lacks
+#   snakemake --cores 2 results/cpu/rows/vapo.md                   one row
+#   snakemake --cores 1 figures --config runs=results/logged/cpu   from logged runs; nothing is trained
+#   snakemake --cores 1 plan                                       runs left, with their cost
+#
+# Switches: --config scale=cpu results=results seeds=5 runs=FOLDER
+import os
+import sys
+from pathlib import Path
+
+from snakemake.utils import min_version
+
+from sao.grid import GridError, alternatives, open_grid
+
+min_version("9.27")
+
+# Rules call the Python that runs Snakemake, also where its environment is not activated.
+os.environ.update(
+    PATH=f"{Path(sys.executable).parent}{os.pathsep}{os.getenv('PATH', os.defpath)}"
+)
+
+try:
+    GRID = open_grid(config)
+    GRID.check_targets(sys.argv[1:])
+except GridError as error:
+    sys.exit(str(error))
+
+for message in GRID.refused.values():
+    print(message, file=sys.stderr)
+
+OUT = GRID.root
+CLAIMS = expand("{out}/tables/claims.{kind}", out=OUT, kind=["csv", "md", "tex"])
+
+
+wildcard_constraints:
+    row=alternatives(GRID.rows),
+    seed=alternatives(GRID.seeds),
+    table=alternatives(GRID.names("table")),
+    figure=alternatives(GRID.names("figure")),
+
+
+rule all:
+    """The paper's rows of this scale with their tables, figures and claims (default)."""
+    default_target: True
+    input:
+        GRID.seals(GRID.paper_rows()),
+        expand("{out}/tables/{table}.csv", out=OUT, table=GRID.wanted("table")),
+        expand("{out}/figures/{figure}.pdf", out=OUT, figure=GRID.wanted("figure")),
+        CLAIMS,
+        GRID.refusal_marker(GRID.paper_rows()),
+
+
+rule tables:
+    """The paper's tables and the claims."""
+    input:
+        expand("{out}/tables/{table}.csv", out=OUT, table=GRID.wanted("table")),
+        CLAIMS,
+        GRID.refusal_marker(GRID.paper_rows()),
+
+
+rule figures:
+    """The paper's figures."""
+    input:
+        expand("{out}/figures/{figure}.pdf", out=OUT, figure=GRID.wanted("figure")),
+        GRID.refusal_marker(GRID.paper_rows()),
+
+
+rule beyond:
+    """The rows that the paper lacks, their table, and the claims with them."""
+    input:
+        expand(
+            "{out}/tables/{table}.csv",
+            out=OUT,
+            table=GRID.wanted("table", beyond=True),
+        ),
+        expand(
+            "{out}/figures/{figure}.pdf",
+            out=OUT,
+            figure=GRID.wanted("figure", beyond=True),
+        ),
+        f"{OUT}/tables/claims_beyond.csv",
+        GRID.refusal_marker(["sao", *GRID.beyond_rows()]),
+
+
+rule grid:
+    """Every run of the scale, without tables."""
+    input:
+        GRID.seals(GRID.rows),
+        GRID.refusal_marker(GRID.rows),
+
+
+rule warm_start:
+    """Supervised warm-up of the policy, shared by all rows of a task."""
+    output:
+        f"{OUT}/prepare/{{task}}/warm_start/seal.json",
+    log:
+        f"{OUT}/logs/prepare/{{task}}.warm_start.log",
+    conda:
+        "environment.yml"
+    threads: 1
+    resources:
+        mem_mb=1500,
+    params:
+        digest=lambda wildcards: GRID.preparation_digests[wildcards.task],
+        results=lambda wildcards: GRID.results,
+        scale=GRID.scale,
+    shell:
+        "python -u -m sao.prepare warm-start --results {params.results:q} --scale {params.scale} --task {wildcards.task}"
+        " 2>&1 | tee -i {log:q}"
+
+
+rule pretrain_values:
+    """Pretraining of the value model, once for each set of frozen parameters."""
+    input:
+        ancient(rules.warm_start.output),
+    output:
+        f"{OUT}/prepare/{{task}}/values_{{frozen}}/seal.json",
+    log:
+        f"{OUT}/logs/prepare/{{task}}.values_{{frozen}}.log",
+    wildcard_constraints:
+        frozen="attention|none|all_but_experts_and_head",
+    conda:
+        "environment.yml"
+    threads: 1
+    resources:
+        mem_mb=1500,
+    params:
+        digest=lambda wildcards: GRID.preparation_digests[wildcards.task],
+        results=lambda wildcards: GRID.results,
+        scale=GRID.scale,
+    shell:
+        "python -u -m sao.prepare values --results {params.results:q} --scale {params.scale} --task {wildcards.task}"
+        " --frozen {wildcards.frozen} 2>&1 | tee -i {log:q}"
+
+
+rule train:
+    """One run. Declares the seal alone: Snakemake deletes what is declared when a job fails, and never the rest."""
+    input:
+        lambda wildcards: ancient(GRID.preparation(wildcards.row, wildcards.seed)),
+    output:
+        f"{OUT}/runs/{{row}}/seed{{seed}}/seal.json",
+    log:
+        f"{OUT}/logs/train/{{row}}.seed{{seed}}.log",
+    retries: 1
+    conda:
+        "environment.yml"
+    threads: 1
+    resources:
+        mem_mb=1500,
+    params:
+        digest=lambda wildcards: GRID.run(wildcards.row, wildcards.seed).digest,
+        results=lambda wildcards: GRID.results,
+        scale=GRID.scale,
+    shell:
+        "python -u -m sao.train --results {params.results:q} --row {wildcards.row} --scale {params.scale}"
+        " --seed {wildcards.seed} 2>&1 | tee -i {log:q}"
+
+
+rule table:
+    """One table as CSV, Markdown and LaTeX."""
+    input:
+        lambda wildcards: GRID.artifact_inputs(wildcards.table),
+    output:
+        multiext(f"{OUT}/tables/{{table}}", ".csv", ".md", ".tex"),
+    log:
+        f"{OUT}/logs/tables/{{table}}.log",
+    conda:
+        "environment.yml"
+    params:
+        state=lambda wildcards: GRID.state(GRID.artifacts[wildcards.table].rows),
+        runs=lambda wildcards: GRID.source,
+        out=subpath(output[0], parent=True),
+    shell:
+        "python -m analysis.tables --runs {params.runs:q} --out {params.out:q} --artifact {wildcards.table}"
+        " > {log:q} 2>&1"
+
+
+rule figure:
+    """One figure as PDF, SVG and PNG."""
+    input:
+        lambda wildcards: GRID.artifact_inputs(wildcards.figure),
+    output:
+        multiext(f"{OUT}/figures/{{figure}}", ".pdf", ".svg", ".png"),
+    log:
+        f"{OUT}/logs/figures/{{figure}}.log",
+    conda:
+        "environment.yml"
+    params:
+        state=lambda wildcards: GRID.state(GRID.artifacts[wildcards.figure].rows),
+        runs=lambda wildcards: GRID.source,
+        out=subpath(output[0], parent=True),
+    shell:
+        "python -m analysis.figures --runs {params.runs:q} --out {params.out:q} --artifact {wildcards.figure}"
+        " > {log:q} 2>&1"
+
+
+rule claims:
+    """Each claim of the paper with its verdict, from the paper's rows and those beyond that are finished."""
+    input:
+        GRID.claim_inputs(),
+    output:
+        CLAIMS,
+    log:
+        f"{OUT}/logs/tables/claims.log",
+    conda:
+        "environment.yml"
+    params:
+        state=GRID.state(GRID.rows),
+        runs=lambda wildcards: GRID.source,
+        out=subpath(output[0], strip_suffix=".csv"),
+    shell:
+        "python -m analysis.claims --runs {params.runs:q} --out {params.out:q} > {log:q} 2>&1"
+
+
+rule claims_beyond:
+    """The claims table again, once the rows beyond the paper are finished."""
+    input:
+        GRID.seals(GRID.beyond_rows()),
+    output:
+        multiext(f"{OUT}/tables/claims_beyond", ".csv", ".md", ".tex"),
+    log:
+        f"{OUT}/logs/tables/claims_beyond.log",
+    conda:
+        "environment.yml"
+    params:
+        state=GRID.state(GRID.rows),
+        runs=lambda wildcards: GRID.source,
+        out=subpath(output[0], strip_suffix=".csv"),
+    shell:
+        "python -m analysis.claims --runs {params.runs:q} --out {params.out:q} > {log:q} 2>&1"
+
+
+rule row:
+    """One row beside the paper's values, with its paired difference to SAO."""
+    input:
+        lambda wildcards: GRID.row_inputs(wildcards.row),
+    output:
+        f"{OUT}/rows/{{row}}.md",
+    log:
+        f"{OUT}/logs/rows/{{row}}.log",
+    conda:
+        "environment.yml"
+    params:
+        state=lambda wildcards: GRID.state(["sao", wildcards.row]),
+        runs=lambda wildcards: GRID.source,
+    shell:
+        "python -m analysis.row --runs {params.runs:q} --row {wildcards.row} --out {output:q} 2>&1 | tee -i {log:q}"
+
+
+rule plan:
+    """Runs left, with estimated CPU time, memory and disk."""
+    log:
+        f"{OUT}/logs/plan.log",
+    conda:
+        "environment.yml"
+    params:
+        results=lambda wildcards: GRID.results,
+        scale=GRID.scale,
+        seeds=",".join(map(str, GRID.seeds)) + ",",
+    shell:
+        "python -m sao.grid plan --results {params.results:q} --scale {params.scale} --seeds {params.seeds}"
+        " 2>&1 | tee -i {log:q}"
+
+
+rule refuse:
+    """Ends a workflow that had to leave out rows as failed, after the other rows have run."""
+    output:
+        f"{OUT}/no_row_is_refused",
+    log:
+        f"{OUT}/logs/refused.log",
+    conda:
+        "environment.yml"
+    params:
+        results=lambda wildcards: GRID.results,
+        scale=GRID.scale,
+        seeds=",".join(map(str, GRID.seeds)) + ",",
+    shell:
+        "python -m sao.grid check --results {params.results:q} --scale {params.scale} --seeds {params.seeds}"
+        " > {log:q} 2>&1"
+
+
+# After a failure, what the failed runs' rows would have shown is made from what there is, and dated before all runs,
+# so that the workflow makes it again.
+onerror:
+    if any("on user request" in Path(file).read_text() for file in log):
+        print(
+            "Stopped. Finished runs are kept; the same command continues the others from their checkpoints.",
+            file=sys.stderr,
+        )
+    else:
+        for table in GRID.unfinished("table"):
+            shell(
+                "python -m analysis.tables --runs {OUT:q} --out {OUT:q}/tables --artifact {table} || true"
+            )
+        for figure in GRID.unfinished("figure"):
+            shell(
+                "python -m analysis.figures --runs {OUT:q} --out {OUT:q}/figures --artifact {figure} || true"
+            )
+        if GRID.unfinished("table"):
+            shell(
+                "python -m analysis.claims --runs {OUT:q} --out {OUT:q}/tables/claims || true"
+            )
+        GRID.age_unfinished()

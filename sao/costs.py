@@ -1,0 +1,101 @@
+"""What the runs left will cost: CPU time, memory and disk, estimated from logged runs. Imports no torch."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+from sao.config import RunConfig
+from sao.grid import Grid, Run
+
+# Where no run of the scale is logged: CPU-seconds per trajectory on one core, size of scale cpu.
+SECONDS_PER_TRAJECTORY = 0.012
+SECONDS_PER_CRITIC_PASS = 0.0035  # per trajectory and critic update, for rows with a critic
+PREPARATION_SECONDS = 180.0
+MEMORY_GB = 0.7  # of one run
+DISK_MB = 25.0  # of one run, with its two checkpoints
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Runs of one row that are left, and the CPU-seconds of one of them."""
+
+    row: str
+    finished: int
+    begun: int
+    left: int
+    seconds: float
+    refused: bool
+
+
+def logged_seconds(folders: Iterable[Path]) -> dict[str, float]:
+    """Mean CPU-seconds by row of the finished runs below some folders of one scale."""
+    seconds: dict[str, list[float]] = {}
+    for folder in folders:
+        for seal in folder.glob("runs/*/seed*/seal.json"):
+            try:
+                hours = json.loads(seal.with_name("provenance.json").read_text(encoding="utf-8"))["cpu_hours"]
+            except (OSError, ValueError, KeyError):
+                continue
+            seconds.setdefault(seal.parents[1].name, []).append(3600 * hours)
+    return {row: fmean(values) for row, values in seconds.items()}
+
+
+def guessed_seconds(settings: RunConfig) -> float:
+    """CPU-seconds of a run of which nothing is logged, from its trajectories and critic updates."""
+    batches = settings.training.updates + settings.critic_only_steps
+    passes = settings.critic.updates_per_batch + 1 if settings.critic else 0
+    per_trajectory = SECONDS_PER_TRAJECTORY + passes * SECONDS_PER_CRITIC_PASS
+    return batches * settings.training.batch_trajectories * per_trajectory
+
+
+def costs(grid: Grid) -> list[Cost]:
+    """Cost of each row of the grid; runs under way count as a whole."""
+    known = logged_seconds([Path(grid.results, "logged", grid.scale), Path(grid.root)])
+    found = []
+    for row in grid.rows:
+        runs = [run for run in grid.runs if run.row == row]
+        refused = row in grid.refused
+        finished = sum(run.finished for run in runs)
+        begun = sum(run.begun for run in runs)
+        left = 0 if refused else len(runs) - finished
+        found.append(Cost(row, finished, begun, left, known.get(row, _guess(runs[0])), refused))
+    return found
+
+
+def plan_table(grid: Grid) -> str:
+    """The plan as text: one line a row, then totals for the paper's rows and for those beyond."""
+    entries = costs(grid)
+    lines = [f"{'row':22}{'runs left':>10}{'finished':>10}{'begun':>7}{'CPU-minutes each':>18}"]
+    for entry in entries:
+        note = "  refused" if entry.refused else "  beyond the paper" if entry.row in grid.beyond else ""
+        counts = f"{entry.left:>10}{entry.finished:>10}{entry.begun:>7}{entry.seconds / 60:>18.1f}"
+        lines.append(f"{entry.row:22}{counts}{note}")
+    steps = _preparation_left(grid)
+    for title, beyond in (("the paper's rows (snakemake)", False), ("beyond (snakemake beyond)", True)):
+        chosen = [entry for entry in entries if (entry.row in grid.beyond) == beyond]
+        left = sum(entry.left for entry in chosen)
+        minutes = sum(entry.left * entry.seconds for entry in chosen) / 60
+        if steps and not beyond:
+            minutes += PREPARATION_SECONDS / 60
+        disk = left * DISK_MB / 1000
+        lines.append(f"{title}: {left} runs left, {minutes:.0f} CPU-minutes, {disk:.1f} GB of disk")
+    lines.append(f"memory: {MEMORY_GB:.1f} GB for each run under way (--cores of them at a time)")
+    if steps:
+        lines.append(
+            f"preparation left: {', '.join(steps)} (about {PREPARATION_SECONDS / 60:.0f} CPU-minutes)"
+        )
+    lines += grid.refused.values()
+    return "\n".join(lines)
+
+
+def _guess(run: Run) -> float:
+    return guessed_seconds(run.settings) if run.settings else 0.0
+
+
+def _preparation_left(grid: Grid) -> list[str]:
+    """Preparation steps that unfinished runs still need, as <task>/<step>."""
+    needed = (step for run in grid.runs if not run.finished for step in run.preparation)
+    missing = [Path(step).parent for step in dict.fromkeys(needed) if not Path(step).exists()]
+    return [f"{folder.parent.name}/{folder.name}" for folder in missing]

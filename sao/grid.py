@@ -1,0 +1,292 @@
+"""What the workflow plans: the runs of a scale, their preparation, refusals and artifacts. Imports no torch.
+
+The Snakefile holds rules alone; what it must know before a job starts is worked out here, at parse time.
+
+    python -m sao.grid plan --scale cpu     runs left, with estimated CPU time, memory and disk
+    python -m sao.grid check --scale cpu    rows refused because of older data; exit code 1 if there are any
+"""
+
+import argparse
+import hashlib
+import os
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from sao import config
+from sao.config_files import closest
+from sao.runlog import RunError, refusal
+from sao.switches import GridError, Switches
+
+ARTIFACTS_FILE = Path(__file__).parents[1] / "experiments" / "artifacts.yaml"
+REFERENCE_ROW = "sao"  # every row is printed with its paired difference to this one
+
+__all__ = ["Artifact", "Grid", "GridError", "Run", "alternatives", "open_grid", "read_artifacts"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of the grid, or one logged run."""
+
+    row: str
+    seed: int
+    folder: str  # run directory
+    settings: config.RunConfig | None = None  # None for logged runs, which are taken as they are
+    preparation: tuple[str, ...] = ()  # seals of the preparation steps that training starts from
+
+    @property
+    def seal(self) -> str:
+        return f"{self.folder}/seal.json"
+
+    @cached_property
+    def digest(self) -> str:
+        return self.settings.digest() if self.settings else ""
+
+    @property
+    def finished(self) -> bool:
+        return Path(self.seal).exists()
+
+    @property
+    def begun(self) -> bool:
+        return not self.finished and Path(self.folder, "spec.json").exists()
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """One table or figure of experiments/artifacts.yaml."""
+
+    name: str
+    kind: Literal["table", "figure"]
+    rows: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Runs, preparation and artifacts, as the Snakefile's rules ask for them."""
+
+    scale: str
+    results: str  # folder of all scales
+    root: str  # folder that the workflow writes to
+    source: str  # folder that tables and figures read runs from
+    runs: tuple[Run, ...]
+    beyond: frozenset[str] = frozenset()  # rows that the paper lacks
+    warm_starts: tuple[str, ...] = ()  # seals of the warm starts that tables print as a row of their own
+    preparation_digests: Mapping[str, str] = field(default_factory=dict)  # by task
+    trains: bool = True  # False: reads logged runs
+
+    @cached_property
+    def rows(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(run.row for run in self.runs))
+
+    @cached_property
+    def seeds(self) -> tuple[int, ...]:
+        return tuple(sorted({run.seed for run in self.runs}))
+
+    @cached_property
+    def refused(self) -> dict[str, str]:
+        """Message by row, for rows whose run directories hold data of another config."""
+        messages: dict[str, str] = {}
+        for run in self.runs:
+            if run.row not in messages and run.settings and (reason := _refusal(run, run.settings)):
+                messages[run.row] = reason
+        return messages
+
+    @cached_property
+    def artifacts(self) -> dict[str, Artifact]:
+        """Tables and figures with at least one row in this grid, by name."""
+        return {
+            artifact.name: artifact for artifact in read_artifacts() if set(artifact.rows) & set(self.rows)
+        }
+
+    def paper_rows(self) -> list[str]:
+        return [row for row in self.rows if row not in self.beyond]
+
+    def beyond_rows(self) -> list[str]:
+        return [row for row in self.rows if row in self.beyond]
+
+    def run(self, row: str, seed: int | str) -> Run:
+        return next(run for run in self.runs if run.row == row and run.seed == int(seed))
+
+    def seals(self, rows: Iterable[str]) -> list[str]:
+        """Seals of the rows' runs; refused rows are left out, so that the others go on."""
+        wanted = set(rows) - self.refused.keys()
+        return [run.seal for run in self.runs if run.row in wanted]
+
+    def refusal_marker(self, rows: Iterable[str]) -> list[str]:
+        """A file that no job can make, where one of the rows is refused: the workflow then ends as failed."""
+        return [f"{self.root}/no_row_is_refused"] if set(rows) & self.refused.keys() else []
+
+    def preparation(self, row: str, seed: str) -> tuple[str, ...]:
+        """Seals that training this run starts from; a finished run needs none, so nothing trains it again."""
+        run = self.run(row, seed)
+        return () if run.finished else run.preparation
+
+    def names(self, kind: str) -> list[str]:
+        return [artifact.name for artifact in self.artifacts.values() if artifact.kind == kind]
+
+    def wanted(self, kind: str, beyond: bool = False) -> list[str]:
+        """Names of the paper's tables or figures, or of those with rows beyond it; of logged runs all."""
+        return [
+            name
+            for name in self.names(kind)
+            if not self.trains or beyond == bool(set(self.artifacts[name].rows) & self.beyond)
+        ]
+
+    def row_inputs(self, row: str) -> list[str]:
+        """Seals for the page of one row; for a refused row the marker alone, so that nothing runs."""
+        return self.refusal_marker([row]) or self.seals({row, REFERENCE_ROW})
+
+    def artifact_inputs(self, name: str) -> list[str]:
+        rows = self.artifacts[name].rows
+        return self.seals(rows) + (list(self.warm_starts) if "warm_start" in rows else [])
+
+    def claim_inputs(self) -> list[str]:
+        """Seals of the paper's rows, and of those beyond that are finished already."""
+        beyond = [seal for seal in self.seals(self.beyond_rows()) if Path(seal).exists()]
+        return self.seals(self.paper_rows()) + beyond
+
+    def state(self, rows: Iterable[str]) -> str:
+        """Digest of configs and refusals of some rows; a change of either builds what shows them again."""
+        wanted = set(rows)
+        parts = [f"{run.row} {run.seed} {run.digest}" for run in self.runs if run.row in wanted]
+        parts += [f"refused {row}" for row in sorted(wanted & self.refused.keys())]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+    def unfinished(self, kind: str) -> list[str]:
+        """Names of tables or figures that a begun run without a seal keeps from being made."""
+        begun = {run.row for run in self.runs if run.begun}
+        return [name for name in self.names(kind) if begun & set(self.artifacts[name].rows)]
+
+    def age_unfinished(self) -> None:
+        """Date unfinished tables and figures before all runs, so that the workflow makes them again."""
+        for kind in ("table", "figure"):
+            names = self.unfinished(kind)
+            for name in names + (["claims"] if kind == "table" and names else []):
+                for path in Path(self.root, f"{kind}s").glob(f"{name}.*"):
+                    os.utime(path, (0, 0))
+
+    def check_targets(self, arguments: Iterable[str]) -> None:
+        """Raise GridError for the page of a row that this grid lacks: a misspelt row, or another scale's."""
+        for argument in arguments:
+            page = re.fullmatch(r"(?P<root>.+)/rows/(?P<row>[^/]+)\.md", argument)
+            if page and page["root"] != self.root and Path(page["root"]).parent == Path(self.results):
+                scale = Path(page["root"]).name
+                raise GridError(f"{argument}: is not of scale {self.scale}; add --config scale={scale}")
+            if page and page["root"] == self.root and page["row"] not in self.rows:
+                hint = closest(page["row"], self.rows)
+                raise GridError(f"{argument}: scale {self.scale} has no row {page['row']}{hint}")
+
+
+def open_grid(given: Mapping[str, Any]) -> Grid:
+    """Grid of the workflow's switches; raises GridError with a one-line message for a user's mistake."""
+    switches = Switches.parse(given)
+    try:
+        return logged_grid(switches.runs, switches.results) if switches.runs else planned_grid(switches)
+    except config.ConfigError as error:
+        raise GridError(str(error)) from error
+
+
+def planned_grid(switches: Switches) -> Grid:
+    """Every row of the scale with every seed."""
+    scale = config.load_scale(switches.scale)
+    root = f"{switches.results}/{scale.name}"
+    runs: list[Run] = []
+    digests: dict[str, str] = {}
+    for row in scale.rows():
+        for seed in switches.seeds or scale.seeds:
+            settings = config.resolve(row, scale.name, seed)
+            task = settings.task.name
+            if task not in digests:
+                digests[task] = config.preparation_digest(scale.name, task)
+            steps = [f"{root}/prepare/{task}/warm_start/seal.json"]
+            if settings.critic is not None and settings.critic.pretrained:
+                steps.append(f"{root}/prepare/{task}/values_{settings.critic.frozen}/seal.json")
+            runs.append(Run(row, seed, f"{root}/runs/{row}/seed{seed}", settings, tuple(steps)))
+    return Grid(
+        scale=scale.name,
+        results=switches.results,
+        root=root,
+        source=root,
+        runs=tuple(runs),
+        beyond=frozenset(row for row in scale.rows() if config.load_row(row).group == "beyond"),
+        warm_starts=tuple(dict.fromkeys(run.preparation[0] for run in runs if run.row == REFERENCE_ROW)),
+        preparation_digests=digests,
+    )
+
+
+def logged_grid(folder: str, results: str) -> Grid:
+    """Finished runs of a folder, which are only read; output goes to results/plots/<name of the folder>."""
+    source = Path(folder)
+    seals = sorted(source.glob("runs/*/seed*/seal.json"))
+    if not seals:
+        looked = f"{folder}/runs/<row>/seed<k>/seal.json"
+        raise GridError(f"--config runs={folder}: holds no finished run (looked for {looked})")
+    runs = [(seal.parents[1].name, int(seal.parent.name.removeprefix("seed")), seal.parent) for seal in seals]
+    name = source.resolve().name
+    return Grid(
+        scale=name,
+        results=results,
+        root=f"{results}/plots/{name}",
+        source=source.as_posix(),
+        runs=tuple(Run(row, seed, path.as_posix()) for row, seed, path in runs),
+        warm_starts=tuple(seal.as_posix() for seal in sorted(source.glob("prepare/*/warm_start/seal.json"))),
+        trains=False,
+    )
+
+
+def read_artifacts(path: Path = ARTIFACTS_FILE) -> list[Artifact]:
+    """Name, kind and rows of each table and figure; `analysis` reads and validates the rest of the file."""
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    artifacts = []
+    for name, table in content["tables"].items():
+        artifacts.append(Artifact(name, "table", tuple(entry["row"] for entry in table["rows"])))
+    for name, figure in content["figures"].items():
+        series = [entry["row"] for panel in figure["panels"] for entry in panel["series"]]
+        artifacts.append(Artifact(name, "figure", tuple(dict.fromkeys(series))))
+    return artifacts
+
+
+def alternatives(names: Iterable[object]) -> str:
+    """Regular expression of a wildcard that takes these values and no others."""
+    return "|".join(re.escape(str(name)) for name in names) or "(?!)"
+
+
+def _refusal(run: Run, settings: config.RunConfig) -> str | None:
+    try:
+        return refusal(Path(run.folder), settings)
+    except RunError as error:
+        return str(error)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Command line; returns 0, 1 where `check` finds refused rows, 2 for a user's mistake."""
+    summary = (__doc__ or "").splitlines()[0]
+    parser = argparse.ArgumentParser(prog="python -m sao.grid", description=summary)
+    parser.add_argument("command", choices=["plan", "check"])
+    parser.add_argument("--scale", default="cpu")
+    parser.add_argument("--results", default="results")
+    parser.add_argument("--seeds", help="a count (5: seeds 0 to 4) or a list (0,3,4); default: the scale's")
+    options = vars(parser.parse_args(arguments))
+    command = options.pop("command")
+    try:
+        grid = open_grid({name: value for name, value in options.items() if value is not None})
+    except GridError as error:
+        print(str(error).replace("--config ", "--"), file=sys.stderr)
+        return 2
+    if command == "plan":
+        from sao.costs import plan_table
+
+        print(plan_table(grid))
+        return 0
+    print("\n".join(grid.refused.values()) or f"no row of scale {grid.scale} is refused")
+    return 1 if grid.refused else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

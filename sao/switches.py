@@ -1,0 +1,54 @@
+"""The `--config` switches of the workflow: scale, results, runs and seeds. Imports no torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from sao.config_files import closest
+
+
+class GridError(ValueError):
+    """A user's mistake in a switch or target; the message says how to mend it."""
+
+
+@dataclass(frozen=True)
+class Switches:
+    """What may be set on the command line; everything else is in experiments/."""
+
+    scale: str = "cpu"
+    results: str = "results"
+    runs: str | None = None  # folder of logged runs to read in place of training
+    seeds: tuple[int, ...] | None = None  # None: the scale's own
+
+    @classmethod
+    def parse(cls, given: Mapping[str, Any]) -> "Switches":
+        """Validate what Snakemake read after `--config`; raises GridError."""
+        known = [entry.name for entry in fields(cls)]
+        values = {}
+        for name, value in given.items():
+            if name not in known:
+                raise GridError(f"--config {name}={value}: no switch {name}{closest(name, known)}")
+            values[name] = str(value).strip()
+            if not values[name]:
+                raise GridError(f"--config {name}=: is empty; state a value or leave the switch out")
+        if "runs" in values and values.keys() & {"scale", "seeds"}:
+            raise GridError("--config runs=...: scale and seeds are those of the logged runs; leave them out")
+        if "results" in values:
+            values["results"] = values["results"].rstrip("/") or "/"
+        seeds = parse_seeds(values.pop("seeds")) if "seeds" in values else None
+        return cls(**values, seeds=seeds)
+
+
+def parse_seeds(text: str) -> tuple[int, ...]:
+    """Seeds as `5` (the first five: 0 to 4) or as a list `0,3,4`; raises GridError."""
+    parts = [part.strip() for part in text.strip("[]() ").split(",")]
+    numbers = [int(part) for part in parts if part.isdecimal()]
+    if len(parts) == 1 and numbers and numbers[0] > 0:
+        return tuple(range(numbers[0]))
+    listed = len(parts) > 1 and all(part.isdecimal() for part in parts if part)
+    if not listed or not numbers or len(set(numbers)) < len(numbers):
+        raise GridError(
+            f"--config seeds={text}: expected a count (seeds=5 is 0 to 4) or a list of distinct seeds "
+            "(seeds=0,3,4; a single one: seeds=3,)"
+        )
+    return tuple(numbers)
