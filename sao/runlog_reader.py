@@ -23,7 +23,7 @@ class RunRecord:
     """What one run directory holds.
 
     `status_detail` says more in words ("step 40 of 100", the reason of a failure).  The frames `metrics` and
-    `evaluations` have the columns of METRIC_COLUMNS and EVALUATION_COLUMNS, and no lines where none was logged.
+    `evaluations` have the columns of METRIC_COLUMNS and EVALUATION_COLUMNS, and no lines if none was logged.
     """
 
     path: Path
