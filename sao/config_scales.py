@@ -194,7 +194,7 @@ class ScaleSettings(Block):
             raise ValueError(
                 f"evaluation.steps: {steps[-1]} lies beyond training.updates {updates}; remove it"
             )
-        if missing := sorted({round(0.4 * updates), updates} - set(steps)):
+        if missing := sorted({max(1, round(0.4 * updates)), updates} - set(steps)):
             raise ValueError(
                 f"evaluation.steps: lacks {missing}: tables read 40% of the updates and the last; add them"
             )

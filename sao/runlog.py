@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,6 +23,7 @@ from sao.runlog_files import (
     RunError,
     append_lines,
     cut_back,
+    ends_incomplete,
     lock,
     read_json,
     read_records,
@@ -132,7 +134,10 @@ class RunDirectory:
         self.close()
 
     def log_metrics(self, record: dict[str, Any]) -> None:
-        """Appends one line of METRIC_COLUMNS; every column must be there, None where it does not apply."""
+        """Appends one line of METRIC_COLUMNS, best as the last act of its step: it marks the step as done.
+
+        Every column must be there, None where it does not apply.
+        """
         append_records(self.path / "metrics.jsonl", METRIC_COLUMNS, [record])
 
     def log_evaluations(self, records: list[dict[str, Any]]) -> None:
@@ -250,14 +255,14 @@ class RunDirectory:
 
     def missing(self) -> list[str]:
         """What a complete run still lacks, in words; empty when it may be sealed."""
+        lacks = [f"{name} ends in an incomplete line" for name in TABLES if ends_incomplete(self.path / name)]
         steps = [record["step"] for record in read_records(self.path / "metrics.jsonl")]
-        first, updates = -self.config.critic_only_steps, self.config.training.updates
-        lacks = []
-        if steps != list(range(first, updates)):
+        if steps != list(range(-self.config.critic_only_steps, self.config.training.updates)):
             lacks.append(f"metrics.jsonl holds {len(steps)} of {self.config.metrics_lines} lines")
-        evaluated = {record["step"] for record in read_records(self.path / "evaluations.jsonl")}
-        if due := sorted(set(self.config.evaluation.steps) - evaluated):
-            lacks.append(f"evaluations.jsonl lacks steps {due}")
+        lines = Counter(record["step"] for record in read_records(self.path / "evaluations.jsonl"))
+        most = max(lines.values(), default=1)  # every evaluation samples the same problems
+        if due := [step for step in self.config.evaluation.steps if lines[step] < most]:
+            lacks.append(f"evaluations.jsonl lacks lines of steps {due}")
         return lacks
 
     def is_complete(self) -> bool:

@@ -128,6 +128,14 @@ def chunks(path: Path) -> Iterator[tuple[int, bytes]]:
         yield end, text
 
 
+def ends_incomplete(path: Path) -> bool:
+    """Whether a table ends in an incomplete line or gzip member, as a killed writer leaves it."""
+    if not path.exists():
+        return False
+    ends = [end for end, _ in chunks(path)]
+    return (ends[-1] if ends else 0) < path.stat().st_size
+
+
 def read_records(path: Path, strict: bool = False) -> list[dict[str, Any]]:
     """Records of a .jsonl or .jsonl.gz file; RunError with the line's number where one is damaged.
 
@@ -135,18 +143,12 @@ def read_records(path: Path, strict: bool = False) -> list[dict[str, Any]]:
     """
     if not path.exists():
         return []
-    if path.suffix == ".gz":
-        members = list(chunks(path))
-        whole = b"".join(text for _, text in members)
-        complete = not members or members[-1][0] == path.stat().st_size
-    else:
-        data = path.read_bytes()
-        whole = data[: data.rfind(b"\n") + 1]
-        complete = len(whole) == len(data)
-    if strict and not complete:
+    parts = list(chunks(path))
+    if strict and ends_incomplete(path):
         raise RunError(
             f"{path}: its last line is incomplete; restore the file, or archive the run and train it again"
         )
+    whole = b"".join(text for _, text in parts)
     return [parsed(path, number, line) for number, line in enumerate(whole.splitlines(), start=1)]
 
 

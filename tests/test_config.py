@@ -11,14 +11,22 @@ import pytest
 from sao import config, config_files, documentation
 from sao.config import ConfigError, RunConfig, load_row, load_scale, resolve, row_names
 
-PAPER_ROWS = set(
-    "sao sao_dis_only grpo_dis grpo_vanilla sao_critic_1x sao_full_critic vapo running_mean step_average "
-    "step_last_token sao_online running_mean_online".split()
-)
-BEYOND_ROWS = set(
-    "sao_no_dis sao_no_skip sao_no_pretrain sao_advantage_first sao_alpha_0_05 dapo gspo icepop tis grpo_sync "
-    "sao_sync".split()
-)
+PAPER_ROWS = {
+    *("sao", "sao_dis_only", "grpo_dis", "grpo_vanilla", "sao_critic_1x", "sao_full_critic", "vapo"),
+    *("running_mean", "step_average", "step_last_token", "sao_online", "running_mean_online"),
+}
+BEYOND_ROWS = {
+    *(
+        "sao_no_dis",
+        "sao_no_skip",
+        "sao_no_pretrain",
+        "sao_advantage_first",
+        "sao_alpha_0_05",
+        "dapo",
+        "gspo",
+    ),
+    *("icepop", "tis", "grpo_sync", "sao_sync"),
+}
 
 
 @pytest.fixture
