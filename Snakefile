@@ -56,6 +56,7 @@ rule all:
 rule tables:
     """The paper's tables and the claims."""
     input:
+        GRID.seals(GRID.paper_rows()),
         expand("{out}/tables/{table}.csv", out=OUT, table=GRID.wanted("table")),
         CLAIMS,
         GRID.refusal_marker(GRID.paper_rows()),
@@ -64,6 +65,7 @@ rule tables:
 rule figures:
     """The paper's figures."""
     input:
+        [GRID.artifact_inputs(figure) for figure in GRID.wanted("figure")],
         expand("{out}/figures/{figure}.pdf", out=OUT, figure=GRID.wanted("figure")),
         GRID.refusal_marker(GRID.paper_rows()),
 
@@ -71,6 +73,7 @@ rule figures:
 rule beyond:
     """The rows that the paper lacks, their table, and the claims with them."""
     input:
+        GRID.seals(["sao", *GRID.beyond_rows()]),
         expand(
             "{out}/tables/{table}.csv",
             out=OUT,
@@ -244,7 +247,7 @@ rule row:
     conda:
         "environment.yml"
     params:
-        state=lambda wildcards: GRID.state(["sao", wildcards.row]),
+        state=lambda wildcards: GRID.state(GRID.page_rows(wildcards.row)),
         runs=lambda wildcards: GRID.source,
     shell:
         "python -m analysis.row --runs {params.runs:q} --row {wildcards.row} --out {output:q} 2>&1 | tee -i {log:q}"

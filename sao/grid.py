@@ -140,7 +140,12 @@ class Grid:
 
     def row_inputs(self, row: str) -> list[str]:
         """Seals for the page of one row; for a refused row the marker alone, so that nothing runs."""
-        return self.refusal_marker([row]) or self.seals({row, REFERENCE_ROW})
+        return self.refusal_marker([row]) or self.seals(self.page_rows(row))
+
+    def page_rows(self, row: str) -> set[str]:
+        """The row, and where a table compares it with SAO, SAO."""
+        compared = any(row in self.artifacts[name].rows for name in self.names("table"))
+        return {row, REFERENCE_ROW} if compared else {row}
 
     def artifact_inputs(self, name: str) -> list[str]:
         rows = self.artifacts[name].rows
