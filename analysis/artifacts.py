@@ -60,6 +60,10 @@ class Table(_Block):
     remark: str = ""
     rows: list[TableRow]
 
+    @property
+    def run_rows(self) -> list[str]:
+        return [entry.row for entry in self.rows if entry.kind == "run"]
+
 
 class Series(_Block):
     """A line of a panel; several metric `columns` are added up."""
@@ -86,6 +90,10 @@ class Figure(_Block):
     place: str
     mark_switches: bool = False
     panels: list[Panel]
+
+    @property
+    def rows(self) -> list[str]:
+        return list(dict.fromkeys(series.row for panel in self.panels for series in panel.series))
 
 
 class Claim(_Block):

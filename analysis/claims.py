@@ -166,7 +166,7 @@ def _why_not_run(logs: Logs, claim: Claim) -> str:
 
 def main(arguments: list[str] | None = None) -> None:
     options = parser("analysis.claims", "Write the verdicts on the paper's claims.").parse_args(arguments)
-    logs = load_logs(options.runs)
+    logs = load_logs(options.runs, [row for claim in load_artifacts().claims for row in claim.rows])
     claims = build_claims(logs)
     command = regenerate_command("analysis.claims", options)
     write_sheet(options.out, claims, layout(claims, logs, command))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from analysis.load import AnalysisError
 
+FAILURE = 1
 USER_MISTAKE = 2
 
 
@@ -48,10 +49,15 @@ def regenerate_command(module: str, options: argparse.Namespace, *extra: str) ->
 
 
 def run_command(main: Callable[[], None]) -> int:
-    """Run `main`; a user's mistake becomes one line on stderr and exit code 2."""
+    """Run `main`; a user's mistake becomes one line on stderr and exit code 2, a failed write code 1."""
     try:
         main()
     except AnalysisError as error:
         print(f"error: {error}", file=sys.stderr)
         return USER_MISTAKE
+    except OSError as error:
+        if error.filename is None:
+            raise
+        print(f"error: {error.filename}: {error.strerror}; choose another place with --out", file=sys.stderr)
+        return FAILURE
     return 0

@@ -42,7 +42,7 @@ def draw_figure(logs: Logs, name: str, axis: XAxis, out: Path, command: str) -> 
         title = panel.title if lone else f"({panel.name}) {panel.title}"
         drawing.finish_panel(place, title, X_LABELS[axis], panel.y_label, panel.y_limits)
     stem = out / (name if axis == "updates" else f"{name}_{axis}")
-    drawing.write_figure(canvas, stem, f"{_where(logs, figure)}. {command}")
+    drawing.write_figure(canvas, stem, f"{_where(logs, figure)}. Bands: lowest to highest seed. {command}")
     caption = _caption(logs, figure, list(dict.fromkeys(remarks)), command)
     stem.with_suffix(".md").write_text(caption, encoding="utf-8")
 
@@ -116,17 +116,15 @@ def _remarks(panel: Panel, curves: Sequence[Curve]) -> list[str]:
 
 def _where(logs: Logs, figure: Figure) -> str:
     """Scale, task and finished seeds of a figure's rows."""
-    rows = list(dict.fromkeys(series.row for panel in figure.panels for series in panel.series))
-    tasks = {run.record.config["task"]["name"] for row in rows for run in logs.finished(row)}
-    seeds = ", ".join(f"{row} {len(logs.finished(row))}" for row in rows)
+    tasks = {run.record.config["task"]["name"] for row in figure.rows for run in logs.finished(row)}
+    seeds = ", ".join(f"{row} {len(logs.finished(row))}" for row in figure.rows)
     return f"Scale {logs.scale}, task {' and '.join(sorted(tasks)) or 'not started'}, seeds: {seeds}"
 
 
 def _caption(logs: Logs, figure: Figure, remarks: list[str], command: str) -> str:
-    rows = list(dict.fromkeys(series.row for panel in figure.panels for series in panel.series))
-    statuses = {row: row_status(logs, row) for row in rows}
+    statuses = {row: row_status(logs, row) for row in figure.rows}
     missing = [f"- `{row}`: {status.note}" for row, status in statuses.items() if status.note]
-    runs = [f"- `{run.directory}`" for row in rows for run in logs.finished(row)]
+    runs = [f"- `{run.directory}`" for row in figure.rows for run in logs.finished(row)]
     lines = [f"# {figure.place}: {figure.title}", "", f"{_where(logs, figure)}.", *(["", " ".join(remarks)])]
     lines += ["", "Not shown:", "", *missing] if missing else []
     lines += ["", "Regenerate:", "", f"    {command}", "", "Runs:", "", *runs]
@@ -137,8 +135,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser = artifact_parser("analysis.figures", "Draw the figures as PDF, SVG and PNG.")
     parser.add_argument("--x", choices=list(X_LABELS), default="updates", help="what the x axis counts")
     options = parser.parse_args(arguments)
-    names = pick_artifacts(options.artifact, load_artifacts().figures)
-    logs = load_logs(options.runs)
+    figures = load_artifacts().figures
+    names = pick_artifacts(options.artifact, figures)
+    logs = load_logs(options.runs, [row for name in names for row in figures[name].rows])
     for name in names:
         extra = ["--artifact", name] + (["--x", options.x] if options.x != "updates" else [])
         draw_figure(

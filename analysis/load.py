@@ -10,7 +10,7 @@ import pandas as pd
 import yaml
 
 from analysis.statistics import Collapse, find_collapse
-from sao.runlog import EVALUATION_COLUMNS, RunError, RunRecord, read_runs, read_table
+from sao.runlog import EVALUATION_COLUMNS, RunError, RunRecord, read_run, read_table
 
 SCALES_FOLDER = Path(__file__).parents[1] / "experiments" / "scales"
 EARLY_SHARE = 0.4
@@ -142,7 +142,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Logs:
-    """All runs of one folder (`results/<scale>` or `results/logged/<scale>`)."""
+    """Runs of one folder (`results/<scale>` or `results/logged/<scale>`), by row and seed."""
 
     folder: Path
     scale: str
@@ -182,23 +182,27 @@ def stack_outcomes(
     return Outcomes(tuple(run.seed for run in runs), tuple(kept), shares)
 
 
-def load_logs(folder: Path) -> Logs:
-    """Read every run below `folder`; raises AnalysisError where no run has data or a file is damaged."""
-    try:
-        records = read_runs(folder, against_grid=True)
-        warm_starts = _load_warm_starts(folder)
-    except RunError as error:
-        raise AnalysisError(str(error)) from error
-    if not any(len(record.metrics) or len(record.evaluations) for record in records):
+def load_logs(folder: Path, rows: Iterable[str]) -> Logs:
+    """Read the runs of `rows` below `folder`, and the warm starts.
+
+    Raises AnalysisError where no run in the folder has data, whatever its row, or a file read is damaged.
+    """
+    if not any(folder.glob("runs/*/seed*/metrics.jsonl*")):
         raise AnalysisError(
             f"{folder}: no run here has data; train first (snakemake --cores 2) or name a folder of logged "
             "runs (--runs results/logged/cpu)"
         )
+    paths = [path for row in dict.fromkeys(rows) for path in sorted(folder.glob(f"runs/{row}/seed*"))]
+    try:
+        records = [read_run(path, against_grid=True) for path in paths]
+        warm_starts = _load_warm_starts(folder)
+    except RunError as error:
+        raise AnalysisError(str(error)) from error
     runs: dict[str, dict[int, Run]] = {}
     for record in records:
         start = warm_starts.get(record.config.get("task", {}).get("name", ""))
         runs.setdefault(record.row, {})[record.seed] = _make_run(record, start)
-    scale = records[0].scale
+    scale = records[0].scale if records else folder.resolve().name
     return Logs(folder, scale, runs, warm_starts, _planned_seeds(scale))
 
 

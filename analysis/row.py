@@ -13,19 +13,18 @@ from analysis.layout import lay_out
 from analysis.load import AnalysisError, Logs, Run, load_logs
 from analysis.render import Sheet, to_markdown
 from analysis.rows import row_status
-from analysis.table_data import build_table
+from analysis.table_data import REFERENCE_ROW, build_table
 
 
 def describe_row(logs: Logs, row: str, command: str) -> str:
     """Markdown: the row's line in each of its tables, then its runs; AnalysisError where it has none."""
     if row not in logs.runs:
-        known = ", ".join(sorted(logs.runs))
+        known = ", ".join(sorted(path.name for path in logs.folder.glob("runs/*")))
         raise AnalysisError(f"--row {row}: no run of it in {logs.folder}; there are: {known}")
     parts = [f"# {row_label(row)} (`{row}`), scale {logs.scale}", ""]
     tables = load_artifacts().tables
     for name in (name for name, table in tables.items() if row in [entry.row for entry in table.rows]):
-        data = build_table(logs, name)
-        sheet = lay_out(data[data["row"] == row], logs, name, command)
+        sheet = lay_out(build_table(logs, name, only=row), logs, name, command)
         parts.append("#" + to_markdown(sheet))
     status = row_status(logs, row)
     parts.append(f"Finished seeds: {status.seeds}. {status.note}".rstrip() + "\n")
@@ -54,7 +53,7 @@ def main(arguments: list[str] | None = None) -> None:
     options_parser.add_argument("--row", required=True, help="row id, e.g. vapo")
     options = options_parser.parse_args(arguments)
     command = regenerate_command("analysis.row", options, "--row", options.row)
-    text = describe_row(load_logs(options.runs), options.row, command)
+    text = describe_row(load_logs(options.runs, [options.row, REFERENCE_ROW]), options.row, command)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(text, encoding="utf-8")
     print(text)

@@ -50,13 +50,16 @@ ONE_SFT_ROW = "at this scale the row warm_start"
 Line = dict[str, object]
 
 
-def build_table(logs: Logs, name: str) -> pd.DataFrame:
-    """One line a row, measure and column with the columns `COLUMNS`; values and bounds in percent."""
+def build_table(logs: Logs, name: str, only: str | None = None) -> pd.DataFrame:
+    """One line a row, measure and column with the columns `COLUMNS`; values and bounds in percent.
+
+    `only` names the one row to build.
+    """
     artifacts = load_artifacts()
     table = artifacts.tables[name]
     columns = table_columns(artifacts, table, logs)
     lines = []
-    for row in table.rows:
+    for row in (row for row in table.rows if only in (None, row.row)):
         for line in _paper_lines(name, table, row) + _our_lines(logs, table, row, columns):
             lines.append(_empty_line() | {"table": name, "row": row.row, "kind": row.kind} | line)
     return pd.DataFrame(lines, columns=list(COLUMNS))

@@ -12,14 +12,15 @@ from analysis.command import artifact_parser, pick_artifacts, regenerate_command
 from analysis.layout import lay_out
 from analysis.load import load_logs
 from analysis.render import write_sheet
-from analysis.table_data import build_table
+from analysis.table_data import REFERENCE_ROW, build_table
 
 
 def main(arguments: list[str] | None = None) -> None:
     parser = artifact_parser("analysis.tables", "Write the tables as CSV, Markdown and LaTeX.")
     options = parser.parse_args(arguments)
-    names = pick_artifacts(options.artifact, load_artifacts().tables)
-    logs = load_logs(options.runs)
+    tables = load_artifacts().tables
+    names = pick_artifacts(options.artifact, tables)
+    logs = load_logs(options.runs, [REFERENCE_ROW, *(row for name in names for row in tables[name].run_rows)])
     for name in names:
         data = build_table(logs, name)
         command = regenerate_command("analysis.tables", options, "--artifact", name)
