@@ -143,12 +143,18 @@ def read_records(path: Path, strict: bool = False) -> list[dict[str, Any]]:
     """
     if not path.exists():
         return []
-    parts = list(chunks(path))
-    if strict and ends_incomplete(path):
+    if path.suffix == ".gz":
+        parts = list(chunks(path))
+        whole = b"".join(text for _, text in parts)
+        complete = (parts[-1][0] if parts else 0) == path.stat().st_size
+    else:
+        data = path.read_bytes()
+        whole = data[: data.rfind(b"\n") + 1]
+        complete = len(whole) == len(data)
+    if strict and not complete:
         raise RunError(
             f"{path}: its last line is incomplete; restore the file, or archive the run and train it again"
         )
-    whole = b"".join(text for _, text in parts)
     return [parsed(path, number, line) for number, line in enumerate(whole.splitlines(), start=1)]
 
 

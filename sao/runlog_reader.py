@@ -159,21 +159,18 @@ def read_table(path: Path, columns: dict[str, Column], strict: bool = False) -> 
 
     compressed = path.with_name(f"{path.name}.gz")
     records = read_records(compressed if not path.exists() and compressed.exists() else path, strict)
-    frame = (
-        pd.DataFrame.from_records(records, columns=list(columns))
-        if records
-        else pd.DataFrame(columns=list(columns))
-    )
-    for name, column in columns.items():
-        if column.type in ("int", "float"):
-            values = frame[name].astype("float64")
-            whole = column.type == "int" and not values.isna().any()
-            frame[name] = values.astype("int64") if whole else values
-        elif column.type == "bool":
-            frame[name] = frame[name].astype("bool")
-        else:
-            frame[name] = frame[name].astype("object")
-    return frame
+    return pd.DataFrame({name: _values(name, column, records) for name, column in columns.items()})
+
+
+def _values(name: str, column: Column, records: list[dict[str, Any]]) -> "pd.Series[Any]":
+    import pandas as pd
+
+    values = [record.get(name) for record in records]
+    if column.type == "bool":
+        return pd.Series(values, dtype="bool")
+    if column.type == "int" and None not in values:
+        return pd.Series(values, dtype="int64")
+    return pd.Series(values, dtype="float64" if column.type in ("int", "float") else "object")
 
 
 def _planned(path: Path) -> RunRecord:

@@ -174,7 +174,8 @@ TABLES: dict[str, dict[str, Column]] = {
 def checked_record(columns: dict[str, Column], record: dict[str, Any]) -> dict[str, Any]:
     """The record in the schema's order, ready for JSON: array scalars as numbers, NaN and infinity as None.
 
-    Raises ValueError for unknown or missing columns, a null where none may be, and values of another type.
+    Numbers keep seven significant digits, about as many as float32 holds.  Raises ValueError for unknown or
+    missing columns, a null where none may be, and values of another type.
     """
     if unknown := sorted(record.keys() - columns.keys()):
         raise ValueError(f"no such column: {', '.join(unknown)}")
@@ -202,7 +203,7 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, float):
-        return value if math.isfinite(value) else None
+        return float(f"{value:.7g}") if math.isfinite(value) else None
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return value

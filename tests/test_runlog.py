@@ -454,15 +454,16 @@ def test_numbers_survive_and_what_is_not_finite_becomes_null(number: float, numb
     record = metrics(0, entropy=np.float64(number), ratio_histogram=np.array(numbers, dtype=np.float32))
     checked = runlog.checked_record(runlog.METRIC_COLUMNS, record)
     back = json.loads(json.dumps(checked, allow_nan=False))
-    assert back["entropy"] == (number if math.isfinite(number) else None)
-    assert back["ratio_histogram"] == [value if math.isfinite(value) else None for value in numbers]
+    assert back["entropy"] == (pytest.approx(number, rel=1e-6) if math.isfinite(number) else None)
+    expected = [pytest.approx(value, rel=1e-6) if math.isfinite(value) else None for value in numbers]
+    assert back["ratio_histogram"] == expected
 
 
 def test_frames_have_the_schemas_columns_and_types(path: Path) -> None:
     record = read_run(finished(path))
     assert list(record.metrics.columns) == list(runlog.METRIC_COLUMNS)
     assert list(record.metrics["step"]) == list(range(-10, 3))
-    assert record.metrics["reward_mean"].iloc[-1] == 1 / 22
+    assert record.metrics["reward_mean"].iloc[-1] == pytest.approx(1 / 22, rel=1e-6)
     assert record.metrics["entropy"].isna().all() and record.metrics["entropy"].dtype == np.float64
     assert record.evaluations["correct"].dtype == bool
     assert list(record.evaluations["problem_id"][:2]) == [
