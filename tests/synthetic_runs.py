@@ -9,9 +9,9 @@ import numpy as np
 from sao.config import RunConfig, resolve
 from sao.runlog import EVALUATION_COLUMNS, METRIC_COLUMNS, RunDirectory, append_records
 
-BANDS = {"1 lock": 128, "2 locks": 64, "3 locks": 32, "4 or 6 locks": 32}
+BANDS = {"1 lock": 64, "2 locks": 32, "3 locks": 16, "4 or 6 locks": 16}
+PROBLEMS = sum(BANDS.values())
 STYLES = ("academic", "cute", "chuunibyou", "classical")
-STEPS = (20, 40, 60, 80, 100)
 
 
 def write_run(
@@ -56,11 +56,11 @@ def write_warm_start(folder: Path, task: str, accuracy: float) -> None:
 def evaluations(
     config: RunConfig, step: int, accuracy: float, generator: np.random.Generator
 ) -> list[dict[str, object]]:
-    """One line a problem; exactly round(accuracy x 256) problems are solved, the easy ones more often."""
+    """One line a problem; exactly round(accuracy x PROBLEMS) are solved, the easy ones more often."""
     labels = [band for band, count in BANDS.items() for _ in range(count)]
     easiness = generator.gumbel(size=len(labels)) - np.repeat(np.arange(4), list(BANDS.values()))
-    solved = np.argsort(-easiness)[: round(accuracy * len(labels))]
-    correct = np.isin(np.arange(len(labels)), solved)
+    solved = np.argsort(-easiness)[: round(accuracy * PROBLEMS)]
+    correct = np.isin(np.arange(PROBLEMS), solved)
     online = config.domain == "writing"
     return [
         {

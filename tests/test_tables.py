@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from synthetic_runs import spoil, write_run, write_warm_start
+from synthetic_runs import PROBLEMS, spoil, write_run, write_warm_start
 
 from analysis import row, tables
 from analysis.artifacts import load_artifacts, load_published
 from analysis.command import run_command
 from analysis.load import AnalysisError, Logs, load_logs
-from analysis.render import Sheet, latex_escape, to_latex, to_markdown
+from analysis.render import EMPTY, Sheet, latex_escape, to_latex, to_markdown
 from analysis.table_data import COLUMNS, build_table
 from sao.config import resolve
 from sao.runlog import RunDirectory
@@ -57,6 +57,11 @@ def logs(folder: Path) -> Logs:
     return load_logs(folder, rows)
 
 
+def solved(accuracy: float) -> float:
+    """The share that a made-up run of this accuracy really solves."""
+    return round(accuracy * PROBLEMS) / PROBLEMS
+
+
 def cell(data: pd.DataFrame, row: str, measure: str, column: str = "all tasks") -> pd.Series:
     found = data[(data["row"] == row) & (data["measure"] == measure) & (data["column"] == column)]
     assert len(found) == 1, found
@@ -64,25 +69,25 @@ def cell(data: pd.DataFrame, row: str, measure: str, column: str = "all tasks") 
 
 
 def test_column_names_are_frozen() -> None:
-    assert COLUMNS == (
-        *("table", "row", "label", "kind", "measure", "column", "step", "value", "low", "high", "interval"),
-        *("seeds", "problems", "difference_to_sao", "difference_low", "difference_high"),
-        *("difference_interval", "difference_seeds", "cpu_minutes", "status", "note", "runs"),
+    frozen = (
+        "table row label kind measure column step value low high interval seeds problems difference_to_sao "
+        "difference_low difference_high difference_interval difference_seeds cpu_minutes status note runs"
     )
+    assert " ".join(COLUMNS) == frozen
 
 
 def test_last_step_and_score_are_those_of_the_curve(logs: Logs) -> None:
     data = build_table(logs, "table4")
-    assert cell(data, "sao", "last step")["value"] == pytest.approx(100 * round(0.6 * 256) / 256)
-    both = 100 * (round(0.55 * 256) + round(0.60 * 256)) / (2 * 256)
+    assert cell(data, "sao", "last step")["value"] == pytest.approx(100 * solved(0.6))
+    both = 50 * (solved(0.55) + solved(0.60))
     assert cell(data, "sao", "score")["value"] == pytest.approx(both)
-    assert cell(data, "sao", "score")["problems"] == 256
+    assert cell(data, "sao", "score")["problems"] == PROBLEMS
     assert cell(data, "sao", "last step")["cpu_minutes"] == pytest.approx(1.2 * 110 / 60)
 
 
 def test_difference_to_sao_is_paired_and_contains_its_estimate(logs: Logs) -> None:
     line = cell(build_table(logs, "table4"), "vapo", "score")
-    expected = 100 * (round(0.2 * 256) + round(0.1 * 256) - round(0.55 * 256) - round(0.6 * 256)) / 512
+    expected = 50 * (solved(0.2) + solved(0.1) - solved(0.55) - solved(0.6))
     assert line["difference_to_sao"] == pytest.approx(expected)
     assert line["difference_low"] < expected < line["difference_high"] < 0
     assert line["difference_seeds"] == 3
@@ -90,7 +95,7 @@ def test_difference_to_sao_is_paired_and_contains_its_estimate(logs: Logs) -> No
 
 def test_collapsed_row_shows_the_last_evaluation_before_it(logs: Logs) -> None:
     line = cell(build_table(logs, "table1"), "grpo_vanilla", "before the collapse")
-    assert line["value"] == pytest.approx(100 * round(0.5 * 256) / 256)
+    assert line["value"] == pytest.approx(100 * solved(0.5))
     assert line["seeds"] == 2
     assert line["note"] == "collapsed in 2 of 3 seeds (at step 80, 80)"
     assert line["runs"] == "runs/grpo_vanilla/seed1 runs/grpo_vanilla/seed2"
@@ -102,7 +107,7 @@ def test_bands_stand_for_the_benchmarks_of_table_1(logs: Logs) -> None:
     data = build_table(logs, "table1")
     ours = data[(data["row"] == "sao") & (data["measure"] == "last step")].set_index("column")
     assert list(ours.index) == ["1 lock", "2 locks", "3 locks", "4 or 6 locks", "all tasks"]
-    weights = np.array([128, 64, 32, 32]) / 256
+    weights = np.array([64, 32, 16, 16]) / 128
     assert float(ours["value"].iloc[:4] @ weights) == pytest.approx(ours["value"]["all tasks"])
 
 
@@ -118,7 +123,7 @@ def test_table_5_reads_all_rows_at_40_percent_and_at_the_end(logs: Logs) -> None
     data = build_table(logs, "table5")
     assert cell(data, "sao", "paper", "AIME2025")["value"] == 89.8
     early = cell(data, "sao", "40% of the steps")
-    assert (early["step"], early["value"]) == (40, pytest.approx(100 * round(0.45 * 256) / 256))
+    assert (early["step"], early["value"]) == (40, pytest.approx(100 * solved(0.45)))
     assert cell(data, "sao", "last step")["step"] == 100
 
 
@@ -126,7 +131,7 @@ def test_step_comes_from_the_config_and_never_from_the_best_evaluation(tmp_path:
     lucky = (0.3, 0.9, 0.8, 0.7, 0.65)
     write_run(tmp_path / "cpu", "sao", 0, lucky)
     data = build_table(load_logs(tmp_path / "cpu", ["sao"]), "table3")
-    assert cell(data, "sao", "last step")["value"] == pytest.approx(100 * round(0.65 * 256) / 256)
+    assert cell(data, "sao", "last step")["value"] == pytest.approx(100 * solved(0.65))
 
 
 def test_unfinished_seeds_are_left_out_and_named(logs: Logs) -> None:
@@ -191,7 +196,7 @@ def test_formats_agree(folder: Path, tmp_path: Path) -> None:
         assert not in_sheet or (shown in markdown and shown in latex)
     command = f"python -m analysis.tables --runs {folder} --out {tmp_path} --artifact table4"
     assert command in markdown
-    assert "Scale cpu, task locks, finished seeds a row: 1 or 3, 256 held-out problems" in markdown
+    assert "Scale cpu, task locks, finished seeds a row: 1 or 3, 128 held-out problems" in markdown
 
 
 def test_table_is_the_same_when_written_again(folder: Path, tmp_path: Path) -> None:
@@ -211,7 +216,7 @@ def test_markdown_and_latex_escape_what_they_would_read_as_markup() -> None:
         in latex
     )
     assert r"code\_x" in latex
-    assert latex_escape("–") == "--"
+    assert latex_escape(EMPTY) == "--"
 
 
 def test_row_report_shows_paper_tables_and_seeds(folder: Path, tmp_path: Path) -> None:

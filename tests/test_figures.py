@@ -1,0 +1,132 @@
+"""Figures from made-up runs: the drawn values, captions, formats and repeatability."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from synthetic_runs import PROBLEMS, write_run, write_warm_start
+
+from analysis import figures
+from analysis.artifacts import Panel, Series, load_artifacts
+from analysis.command import run_command
+from analysis.curves import WINDOW, accuracy_curve, metric_curve, style_curves
+from analysis.load import Logs, load_logs
+
+STABLE = (0.40, 0.45, 0.50, 0.55, 0.60)
+COLLAPSING = (0.50, 0.55, 0.50, 0.20, 0.10)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("results") / "cpu"
+    write_warm_start(folder, "locks", 0.25)
+    for seed in range(2):
+        reward = [0.3 + 0.1 * seed] * 100
+        variance = [None if step == 50 else -5.0 if step == 10 else 0.4 for step in range(100)]
+        write_run(
+            folder,
+            "sao",
+            seed,
+            [value + 0.1 * seed for value in STABLE],
+            reward_mean=reward,
+            explained_variance_before=variance,
+        )
+        write_run(folder, "sao_online", seed, STABLE)
+    write_run(folder, "grpo_vanilla", 0, COLLAPSING)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def logs(folder: Path) -> Logs:
+    return load_logs(folder, ["sao", "grpo_vanilla", "sao_online"])
+
+
+def panel(smoothing: str = "mean", **more: object) -> Panel:
+    return Panel(name="a", quantity="metric", y_label="", smoothing=smoothing, series=[], **more)
+
+
+def test_accuracy_curve_is_mean_and_range_over_seeds(logs: Logs) -> None:
+    curve = accuracy_curve(logs.finished("sao"), "SAO", "updates")
+    assert list(curve.x) == [0, 20, 40, 60, 80, 100]
+    lowest = 100 * round(0.4 * PROBLEMS) / PROBLEMS
+    highest = 100 * round(0.5 * PROBLEMS) / PROBLEMS
+    assert (curve.low[1], curve.high[1]) == pytest.approx((lowest, highest))
+    assert curve.mean[1] == pytest.approx((lowest + highest) / 2)
+    assert curve.mean[0] == curve.low[0] == curve.high[0] == 25.0
+    assert curve.seeds == 2
+
+
+def test_accuracy_against_compute_lies_at_the_compute_spent_by_then(logs: Logs) -> None:
+    curve = accuracy_curve(logs.finished("sao"), "SAO", "compute")
+    minutes_after_20_updates = 1.2 * (10 + 20) / 60
+    assert (curve.x[0], curve.x[1]) == (0.0, pytest.approx(minutes_after_20_updates))
+    tokens = accuracy_curve(logs.finished("sao"), "SAO", "tokens")
+    assert tokens.x[-1] == pytest.approx(2000 * 110 / 1e6)
+
+
+def test_metric_is_smoothed_by_seed_and_keeps_its_gaps(logs: Logs) -> None:
+    series = Series(row="sao", columns=["explained_variance_before"])
+    runs = logs.finished("sao")
+    median = metric_curve(runs, series, "", panel("median"), "updates")
+    assert np.isnan(median.mean[50]) and np.isfinite(median.mean[[49, 51]]).all()
+    assert median.mean[10] == pytest.approx(0.4)
+    assert median.points is not None and median.points[10] == pytest.approx(-5.0)
+    mean = metric_curve(runs, series, "", panel("mean"), "updates")
+    assert mean.mean[10] == pytest.approx((8 * 0.4 - 5.0) / WINDOW)
+    assert metric_curve(runs, series, "", panel("none"), "updates").points is None
+
+
+def test_metric_columns_are_added_and_shown_in_percent(logs: Logs) -> None:
+    series = Series(row="sao", columns=["masked_low", "masked_high"])
+    curve = metric_curve(logs.finished("sao"), series, "", panel(percent=True), "updates")
+    assert curve.mean == pytest.approx(np.full(100, 0.5))
+
+
+def test_style_shares_add_up(logs: Logs) -> None:
+    curves = style_curves(logs.finished("sao_online"), "updates")
+    assert [curve.label for curve in curves] == ["academic", "chuunibyou", "classical", "cute"]
+    assert np.sum([curve.mean for curve in curves], axis=0) == pytest.approx(np.full(5, 100.0))
+
+
+def test_every_figure_is_written_in_three_formats_with_its_caption(folder: Path, tmp_path: Path) -> None:
+    figures.main(["--runs", str(folder), "--out", str(tmp_path)])
+    written = {path.name for path in tmp_path.iterdir()}
+    names = list(load_artifacts().figures)
+    assert names == ["figure3", "figure4", "figure5", "figure6"]
+    assert written == {f"{name}.{suffix}" for name in names for suffix in ("pdf", "svg", "png", "md")}
+    starts = {"pdf": b"%PDF", "svg": b"<?xml", "png": b"\x89PNG"}
+    for suffix, start in starts.items():
+        assert all((tmp_path / f"{name}.{suffix}").read_bytes().startswith(start) for name in names)
+
+    caption = (tmp_path / "figure3.md").read_text()
+    assert "Scale cpu, task locks, seeds: sao 2, grpo_dis 0, grpo_vanilla 1." in caption
+    assert "bands reach from the lowest to the highest seed" in caption
+    assert "- `grpo_dis`: planned" in caption
+    assert "- `runs/grpo_vanilla/seed0`" in caption
+    assert f"python -m analysis.figures --runs {folder} --out {tmp_path} --artifact figure3" in caption
+    assert "Panel a: 1 points lie below the axis." in (tmp_path / "figure4.md").read_text()
+
+
+def test_figures_are_the_same_when_drawn_again(logs: Logs, tmp_path: Path) -> None:
+    for place in ("first", "second"):
+        figures.draw_figure(logs, "figure3", "compute", tmp_path / place, "command")
+    for suffix in ("pdf", "svg", "png"):
+        first, second = (tmp_path / place / f"figure3_compute.{suffix}" for place in ("first", "second"))
+        assert first.read_bytes() == second.read_bytes()
+
+
+def test_collapse_is_marked_at_the_seeds_own_accuracy(
+    logs: Logs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marked: list[tuple[float, float]] = []
+    monkeypatch.setattr(
+        figures.drawing, "mark_collapses", lambda axes, x, y, label: marked.extend(zip(x, y, strict=True))
+    )
+    figures.draw_figure(logs, "figure3", "updates", tmp_path, "command")
+    assert marked == [(80, pytest.approx(100 * round(0.2 * PROBLEMS) / PROBLEMS))]
+
+
+def test_folder_without_data_is_one_clear_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = run_command(lambda: figures.main(["--runs", str(tmp_path), "--out", str(tmp_path / "figures")]))
+    assert code == 2
+    assert "no run here has data; train first" in capsys.readouterr().err
