@@ -3,8 +3,8 @@ baselines.
 
 Unless stated otherwise `values` and `rewards` are float [batch, tokens] and `action_mask` is bool [batch,
 tokens]. `values[:, t]` is the value of the prefix before token t (see `sao.critic.values_before_tokens`).
-Recursions run in float64; results have the dtype of `values`, are 0 off the action tokens and carry no
-gradient. Positions off the mask may hold NaN or infinity; a row without action tokens gets zeros.
+Results are 0 off the action tokens, carry no gradient and have the dtype of `values`, half precision becoming
+float32. Positions off the mask may hold NaN or infinity; a row without action tokens gets zeros.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from torch import Tensor
 
 from sao.objectives import checked_mask
 
-SCAN_BLOCK = 32  # tokens scanned by one product with a matrix of powers
+SCAN_BLOCK = 32  # tokens, a power of two
+SCAN_TOKENS = 2**19  # whole rows of about this many tokens are scanned at once, to stay within the caches
 
 
 def length_adaptive_lambda(num_action_tokens: Tensor, alpha: float) -> Tensor:
@@ -54,20 +55,45 @@ def skip_observation_gae(
     default, which is right for a terminated trajectory and for a truncated one without bootstrap.
     """
     mask = checked_mask(action_mask, values, rewards)
-    counts = mask.sum(dim=1)
-    left = torch.arange(int(counts.max()) if len(counts) else 0, device=mask.device) < counts[:, None]
-    compact_values = _to_left(values, mask, left)
-    next_values = torch.zeros_like(compact_values)
-    next_values[:, :-1] = compact_values[:, 1:]
-    if final_values is not None and left.shape[1]:
-        last = (counts - 1).clamp(min=0)[:, None]
-        next_values.scatter_(1, last, final_values.to(next_values)[:, None])
-    deltas = _to_left(rewards, mask, left).add_(next_values, alpha=gamma).sub_(compact_values)
-    deltas.masked_fill_(~left, 0)
-    decay = gamma * torch.as_tensor(lam, dtype=torch.float64, device=mask.device).expand(len(counts))
-    advantages = reverse_scan(deltas, decay)
-    result = torch.zeros_like(values, dtype=torch.promote_types(values.dtype, torch.float32))
-    return result.masked_scatter_(mask, advantages.to(result.dtype)[left])
+    dtype = torch.promote_types(values.dtype, torch.float32)
+    batch, tokens = mask.shape
+    lam = torch.as_tensor(lam, dtype=torch.float64, device=mask.device).expand(batch)
+    if final_values is None:
+        final_values = torch.zeros_like(lam)
+    advantages = torch.empty(mask.shape, dtype=dtype, device=mask.device)
+    rows_at_once = max(SCAN_TOKENS // max(tokens, 1), 1)
+    for start in range(0, batch, rows_at_once):
+        rows = slice(start, start + rows_at_once)
+        advantages[rows] = _gae(
+            values[rows].to(dtype),
+            rewards[rows].to(dtype),
+            mask[rows],
+            gamma,
+            lam[rows],
+            final_values[rows].double(),
+        )
+    return advantages
+
+
+def _gae(
+    values: Tensor, rewards: Tensor, mask: Tensor, gamma: float, lam: Tensor, final_values: Tensor
+) -> Tensor:
+    decay = gamma * lam
+    dtype = values.dtype
+    keep_bits = mask.to(torch.int64 if dtype == torch.float64 else torch.int32)
+    is_action = keep_bits.to(dtype)
+    keep_bits.neg_()
+    # With G = A + V, an action token hands H = gamma ((1 - lambda) V + lambda G) to the one before and gets
+    # H' from the one after it. G = r + H', so H = gamma (1 - lambda) V + gamma lambda (r + H') on actions and
+    # H = H' elsewhere. Rounding errors of V do not add up as lambda nears 1, as they do in a sum of deltas.
+    handed = (values * (gamma * (1 - lam)).to(dtype)[:, None]).addcmul_(rewards, decay.to(dtype)[:, None])
+    _zero_off_mask(handed, keep_bits)
+    received_last = gamma * final_values
+    handed = _scan_from_the_end(handed, is_action, decay, received_last)
+    advantages = rewards - values
+    advantages[:, :-1] += handed[:, 1:]
+    advantages[:, -1] += received_last
+    return _zero_off_mask(advantages, keep_bits)
 
 
 def returns(rewards: Tensor, action_mask: Tensor, gamma: float) -> Tensor:
@@ -272,33 +298,49 @@ class RunningMean:
         return prompt_id if self.per_prompt else ""
 
 
-def reverse_scan(increments: Tensor, decay: Tensor) -> Tensor:
-    """y_t = x_t + c y_{t+1} along dimension 1, for x float64 [batch, tokens] and c float64 [batch] in [0, 1].
+def _zero_off_mask(tokens: Tensor, keep_bits: Tensor) -> Tensor:
+    """Set tokens whose integer has no bits set to 0, in place.
 
-    Blocks of tokens are scanned at once by a product with the matrix of powers of c; the first elements of
-    the blocks form a recurrence of the same kind with c ** block, and so on. Only powers of c with
-    non-negative exponents occur, so nothing over- or underflows harmfully at c = 0 or c = 1.
+    NaN and infinity vanish as with torch.where, at a third of its time.
     """
-    batch, length = increments.shape
-    if length <= 1:
-        return increments
-    block = min(SCAN_BLOCK, length)
-    blocks = -(-length // block)
-    padded = (
-        torch.nn.functional.pad(increments, (0, blocks * block - length)) if length % block else increments
-    )
-    offsets = torch.arange(block, device=increments.device)
-    distance = offsets[:, None] - offsets[None, :]  # contribution of token i to token j <= i is c ** (i - j)
-    powers = (decay[:, None, None] ** distance.clamp(min=0)) * (distance >= 0)
-    local = torch.bmm(padded.reshape(batch, blocks, block), powers)
-    if blocks > 1:
-        carries = reverse_scan(local[:, :, 0], decay**block)
-        tail = decay[:, None, None] ** (block - offsets)
-        local[:, :-1] += carries[:, 1:, None] * tail
-    return local.reshape(batch, -1)[:, :length]
+    tokens.view(keep_bits.dtype).bitwise_and_(keep_bits)
+    return tokens
 
 
-def _to_left(tokens: Tensor, mask: Tensor, left: Tensor) -> Tensor:
-    """Chosen tokens of each row moved to the left, float64 [batch, longest row], then zeros."""
-    compact = torch.zeros(left.shape, dtype=torch.float64, device=tokens.device)
-    return compact.masked_scatter_(left, tokens[mask].double())
+def _scan_from_the_end(increments: Tensor, is_action: Tensor, decay: Tensor, last: Tensor) -> Tensor:
+    """y_t = x_t + c_t y_{t+1} along dimension 1, where c_t is decay [batch] on actions and 1 elsewhere.
+
+    `last` [batch] stands beyond the end. Blocks of 32 tokens are scanned in the dtype of the increments, the
+    row of blocks in float64 with exact powers of decay, whose rounding would otherwise grow with the length.
+    """
+    blocks = increments.shape[1] // SCAN_BLOCK
+    in_blocks = is_action[:, : blocks * SCAN_BLOCK].unflatten(1, (blocks, SCAN_BLOCK))
+    powers = decay[:, None] ** torch.arange(SCAN_BLOCK + 1, device=decay.device)
+    block_decays = powers.gather(1, in_blocks.sum(dim=2).long())
+    decays = (is_action * (decay - 1).to(increments.dtype)[:, None]).add_(1)
+    return _scan_pairs(increments, decays, last.to(increments.dtype), block_decays)
+
+
+def _scan_pairs(x: Tensor, c: Tensor, last: Tensor, block_decays: Tensor | None, width: int = 1) -> Tensor:
+    """One level of the scan: join neighbours to pairs, scan the pairs, fill in their second halves.
+
+    An element covers `width` tokens. Where it covers a block, `block_decays` replace the decays.
+    """
+    length = x.shape[1]
+    if width == SCAN_BLOCK and block_decays is not None:
+        return _scan_pairs(x.double(), block_decays, last.double(), None).to(x.dtype)
+    if length == 0:
+        return x
+    result = torch.empty_like(x)
+    if length % 2:
+        last = result[:, -1] = torch.addcmul(x[:, -1], c[:, -1], last)
+        x, c = x[:, :-1], c[:, :-1]
+    if length > 1:
+        pairs = result[:, : x.shape[1]]
+        first, second, c_first, c_second = x[:, ::2], x[:, 1::2], c[:, ::2], c[:, 1::2]
+        joined = torch.addcmul(first, c_first, second)
+        joined = _scan_pairs(joined, c_first * c_second, last, block_decays, 2 * width)
+        pairs[:, ::2] = joined
+        torch.addcmul(second[:, :-1], c_second[:, :-1], joined[:, 1:], out=pairs[:, 1:-1:2])
+        torch.addcmul(second[:, -1], c_second[:, -1], last, out=pairs[:, -1])
+    return result
