@@ -77,6 +77,9 @@ def collapse(logs: Logs, claim: Claim) -> Effect | None:
     notes = [collapse_count(runs)]
     if np.isfinite(clipped):
         notes.append(f"clipped {clipped:.3%} of the action tokens (near 0 by construction)")
+    clamped = _mean_over_runs(runs, lambda run: _column_mean(run.policy_updates, "lambda_zero_share"))
+    if np.isfinite(clamped):
+        notes.append(f"lambda clamped to 0 in {clamped:.0%} of the trajectories")
     return Effect(
         f"0.70 x best evaluation - score of {claim.rows[0]}, and the collapse rule",
         margin.negated(),

@@ -9,6 +9,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from analysis.curves import Curve
 
@@ -77,12 +78,18 @@ def mark_switch(axes: Axes, x: float) -> None:
 
 
 def finish_panel(
-    axes: Axes, title: str, x_label: str, y_label: str, limits: tuple[float | None, float | None]
+    axes: Axes,
+    title: str,
+    x_label: str,
+    y_label: str,
+    limits: tuple[float | None, float | None],
+    integer_x: bool,
 ) -> None:
     axes.set_title(title, fontsize=10, loc="left")
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
     axes.set_ylim(*limits)
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=integer_x))
     if axes.get_legend_handles_labels()[0]:
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), fontsize=8, handlelength=3.2, ncols=1)
     else:

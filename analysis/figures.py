@@ -27,8 +27,8 @@ from analysis.load import Logs, Run, load_logs
 from analysis.rows import row_status
 
 
-def draw_figure(logs: Logs, name: str, axis: XAxis, out: Path, command: str) -> None:
-    """Draw figure `name` into `out`; raises OSError where it cannot be written."""
+def draw_figure(logs: Logs, name: str, axis: XAxis, out: Path, command: str) -> Path:
+    """Draw figure `name` into `out`; returns its path without suffix. OSError where it cannot be written."""
     figure = load_artifacts().figures[name]
     drawing.apply_settings()
     canvas, axes = drawing.new_figure(len(figure.panels))
@@ -40,11 +40,12 @@ def draw_figure(logs: Logs, name: str, axis: XAxis, out: Path, command: str) -> 
             _draw_switches(logs, panel, place)
         lone = len(figure.panels) == 1
         title = panel.title if lone else f"({panel.name}) {panel.title}"
-        drawing.finish_panel(place, title, X_LABELS[axis], panel.y_label, panel.y_limits)
+        drawing.finish_panel(place, title, X_LABELS[axis], panel.y_label, panel.y_limits, axis == "updates")
     stem = out / (name if axis == "updates" else f"{name}_{axis}")
-    drawing.write_figure(canvas, stem, f"{_where(logs, figure)}. Bands: lowest to highest seed. {command}")
+    drawing.write_figure(canvas, stem, f"{_where(logs, figure)}{_band(logs, figure)}. {command}")
     caption = _caption(logs, figure, list(dict.fromkeys(remarks)), command)
     stem.with_suffix(".md").write_text(caption, encoding="utf-8")
+    return stem
 
 
 def _draw_panel(logs: Logs, panel: Panel, axes: Axes, axis: XAxis) -> list[Curve]:
@@ -121,6 +122,11 @@ def _where(logs: Logs, figure: Figure) -> str:
     return f"Scale {logs.scale}, task {' and '.join(sorted(tasks)) or 'not started'}, seeds: {seeds}"
 
 
+def _band(logs: Logs, figure: Figure) -> str:
+    several = any(len(logs.finished(row)) > 1 for row in figure.rows)
+    return "; bands from the lowest to the highest seed" if several else ""
+
+
 def _caption(logs: Logs, figure: Figure, remarks: list[str], command: str) -> str:
     statuses = {row: row_status(logs, row) for row in figure.rows}
     missing = [f"- `{row}`: {status.note}" for row, status in statuses.items() if status.note]
@@ -140,10 +146,9 @@ def main(arguments: list[str] | None = None) -> None:
     logs = load_logs(options.runs, [row for name in names for row in figures[name].rows])
     for name in names:
         extra = ["--artifact", name] + (["--x", options.x] if options.x != "updates" else [])
-        draw_figure(
-            logs, name, options.x, options.out, regenerate_command("analysis.figures", options, *extra)
-        )
-        print(f"wrote {options.out / name} as {', '.join(drawing.FORMATS)}")
+        command = regenerate_command("analysis.figures", options, *extra)
+        stem = draw_figure(logs, name, options.x, options.out, command)
+        print(f"wrote {stem} as {', '.join(drawing.FORMATS)}")
 
 
 if __name__ == "__main__":

@@ -92,6 +92,36 @@ def test_interval_covers_a_true_difference_of_zero(seeds: int, seed_spread: floa
     assert covered / 200 > 0.91
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("seeds", "spread", "documented"),
+    [
+        (3, 0.0, 0.99),
+        (3, 0.1, 0.99),
+        (3, 0.25, 0.95),
+        (3, 0.5, 0.96),
+        (5, 0.0, 1.00),
+        (5, 0.1, 0.98),
+        (5, 0.25, 0.97),
+        (5, 0.5, 0.95),
+    ],
+)
+def test_coverage_is_as_documented(seeds: int, spread: float, documented: float) -> None:
+    """The table of docs/statistics.md; `spread` is the seeds' standard deviation in logits."""
+    generator = np.random.default_rng([seeds, int(100 * spread)])
+
+    def draw_row(difficulty: np.ndarray) -> np.ndarray:
+        odds = 1 / (1 + np.exp(-(difficulty + generator.normal(0, spread, (seeds, 1)))))
+        return ((generator.random((seeds, 256)) < odds) * 1.0 + (generator.random((seeds, 256)) < odds)) / 2
+
+    covered = 0
+    for _ in range(1000):
+        difficulty = generator.normal(0, 2, 256)
+        interval = crossed_bootstrap(draw_row(difficulty) - draw_row(difficulty))
+        covered += interval.low <= 0 <= interval.high
+    assert covered / 1000 == pytest.approx(documented, abs=0.006)
+
+
 @pytest.mark.parametrize("outcomes", [np.zeros((0, 3)), np.zeros(4), np.array([[np.nan, 1.0]])])
 def test_bad_outcomes_are_refused(outcomes: np.ndarray) -> None:
     with pytest.raises(ValueError, match="finite"):
