@@ -166,7 +166,8 @@ class Grid:
     def unfinished(self, kind: str) -> list[str]:
         """Names of tables or figures that a begun run without a seal keeps from being made."""
         begun = {run.row for run in self.runs if run.begun}
-        return [name for name in self.names(kind) if begun & set(self.artifacts[name].rows)]
+        names = self.wanted(kind) + (self.wanted(kind, beyond=True) if begun & self.beyond else [])
+        return [name for name in names if begun & set(self.artifacts[name].rows)]
 
     def age_unfinished(self) -> None:
         """Date unfinished tables and figures before all runs, so that the workflow makes them again."""
