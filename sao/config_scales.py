@@ -116,6 +116,7 @@ class WarmStart(Block):
     batch_size: int = count("episodes per step")
     learning_rate: float = key("peak learning rate", gt=0)
     demonstrations: int = count("episodes in the set")
+    observation_weight: float = share("weight of an observation token in the loss; action tokens have 1")
 
 
 class ValuePretraining(Block):
@@ -139,7 +140,7 @@ class Sampler(Block):
 
 
 class Clock(Block):
-    """Virtual time of the local engine: one tick decodes one token in every busy slot."""
+    """Virtual time of the local engine: one tick samples one token in every busy slot."""
 
     sync_interval: int = count("policy updates between two loads of new weights by the sampler")
     update_ticks: int = count("ticks that one update occupies the trainer", minimum=0)

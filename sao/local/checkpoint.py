@@ -1,0 +1,30 @@
+"""Resume state of a run in the local engine: everything that the rest of the run depends on."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sao.local.schedule import Schedule
+from sao.local.trainer import Trainer
+
+FILE = "state.pt"
+
+
+def save_state(folder: Path, trainer: Trainer, schedule: Schedule, totals: dict[str, Any]) -> None:
+    """Write trainer, schedule (trajectories under way and their caches included) and the run's totals."""
+    state = {"trainer": trainer.state_dict(), "schedule": schedule.state_dict(), "totals": totals}
+    with (folder / FILE).open("wb") as file:
+        torch.save(state, file)
+
+
+def load_state(folder: Path, trainer: Trainer, schedule: Schedule) -> dict[str, Any]:
+    """Restores trainer and schedule; returns the totals.
+
+    The file holds Python objects of this package, written by the run itself: load no checkpoint of another
+    origin.
+    """
+    state = torch.load(folder / FILE, weights_only=False)
+    trainer.load_state_dict(state["trainer"])
+    schedule.load_state_dict(state["schedule"])
+    return state["totals"]

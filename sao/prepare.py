@@ -1,0 +1,175 @@
+"""Command that prepares what all rows of a task share: `python -m sao.prepare warm-start|values`.
+
+    python -m sao.prepare warm-start --scale cpu --task locks
+    python -m sao.prepare values --scale cpu --task locks --frozen attention
+
+A finished step is a folder with a seal.json; it appears under its name only when it is complete.
+"""
+
+import argparse
+import json
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sao import config
+from sao.config_rows import Frozen
+from sao.runlog import RunError
+
+PREPARATION_SEED = 0
+REPORT_SECONDS = 10.0
+
+
+def preparation_folder(results: str, scale: str, task: str, step: str) -> Path:
+    """Where a preparation step lies: `step` is "warm_start" or "values_<frozen>"."""
+    return Path(results) / scale / "prepare" / task / step
+
+
+def require_preparation(results: str, scale: str, task: str, step: str) -> Path:
+    """The folder of a finished preparation step of this configuration; RunError with the mend otherwise."""
+    folder = preparation_folder(results, scale, task, step)
+    command = f"python -m sao.prepare {step_arguments(step)} --scale {scale} --task {task}"
+    if not (folder / "seal.json").exists():
+        raise RunError(f"{folder}: is missing or unfinished; make it with: {command}")
+    if json.loads((folder / "seal.json").read_text())["digest"] != config.preparation_digest(scale, task):
+        raise RunError(f"{folder}: was made with other settings; move it away, then run: {command}")
+    return folder
+
+
+def step_arguments(step: str) -> str:
+    """Command-line words of a preparation step."""
+    return "warm-start" if step == "warm_start" else f"values --frozen {step.removeprefix('values_')}"
+
+
+class Progress:
+    """Keeps every report for the log and prints one line now and then."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.records: list[dict[str, Any]] = []
+        self.started = self.printed = time.monotonic()
+
+    def __call__(self, record: dict[str, Any]) -> None:
+        """Takes one step's report; "step" and "steps" tell how far it is."""
+        self.records.append(record)
+        now = time.monotonic()
+        done, total = record["step"], record["steps"]
+        if now - self.printed >= REPORT_SECONDS or done == total:
+            self.printed = now
+            left = (now - self.started) / done * (total - done)
+            values = "  ".join(
+                f"{key} {value:.3f}" for key, value in record.items() if isinstance(value, float)
+            )
+            print(f"{self.name}  step {done}/{total}  {values}  {left:.0f} s left", flush=True)
+
+
+def write_preparation(folder: Path, digest: str, write: Callable[[Path], None]) -> None:
+    """Have `write` fill a temporary folder, seal it and give it its name; an unsealed older one goes."""
+    temporary = folder.with_name(f".{folder.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    write(temporary)
+    files = sorted(str(file.relative_to(temporary)) for file in temporary.rglob("*") if file.is_file())
+    seal = {"digest": digest, "status": "finished", "files": files}
+    (temporary / "seal.json").write_text(json.dumps(seal, indent=1))
+    shutil.rmtree(folder, ignore_errors=True)
+    temporary.rename(folder)
+
+
+def warm_start(scale: config.Scale, task_name: str, folder: Path) -> None:
+    """Trains and evaluates the warm-started policy of a task."""
+    from sao.environments import make_environment
+    from sao.local.evaluation import evaluate, evaluation_lines
+    from sao.local.warm_start import train_policy
+    from sao.runlog import EVALUATION_COLUMNS, append_records
+
+    task = scale.task(task_name)
+    environment = make_environment(task)
+    progress = Progress(f"{scale.name} {task_name} warm start")
+    policy = train_policy(scale, environment, PREPARATION_SEED, progress)
+
+    def write(temporary: Path) -> None:
+        policy.save_pretrained(temporary / "policy")
+        write_progress(temporary, progress)
+        rollouts = evaluate(scale, environment, policy, step=0, progress=0.0, seed=PREPARATION_SEED)
+        lines = evaluation_lines(rollouts, task_name, step=0)
+        append_records(temporary / "evaluations.jsonl", EVALUATION_COLUMNS, lines)
+        share = sum(line["correct"] for line in lines) / len(lines)
+        print(f"{progress.name}  solves {100 * share:.1f}% of {len(lines)} held-out problems", flush=True)
+
+    write_preparation(folder, config.preparation_digest(scale.name, task_name), write)
+
+
+def values(scale: config.Scale, task_name: str, folder: Path, frozen: Frozen, results: str) -> None:
+    """Pretrains a task's value model with the given parameters frozen."""
+    from safetensors.torch import save_model
+
+    from sao.environments import make_environment
+    from sao.local.model import load_policy
+    from sao.local.warm_start import train_value_model
+
+    policy = load_policy(require_preparation(results, scale.name, task_name, "warm_start") / "policy")
+    environment = make_environment(scale.task(task_name))
+    progress = Progress(f"{scale.name} {task_name} value model ({frozen} frozen)")
+    value_model = train_value_model(scale, environment, policy, frozen, PREPARATION_SEED, progress)
+
+    def write(temporary: Path) -> None:
+        save_model(value_model, str(temporary / "value_model.safetensors"))
+        write_progress(temporary, progress)
+
+    write_preparation(folder, config.preparation_digest(scale.name, task_name), write)
+
+
+def write_progress(folder: Path, progress: Progress) -> None:
+    """Writes the step reports as training.jsonl."""
+    (folder / "training.jsonl").write_text("".join(json.dumps(record) + "\n" for record in progress.records))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Command line; returns 0, or 2 for a user's mistake."""
+    parser = argparse.ArgumentParser(
+        prog="python -m sao.prepare", description=(__doc__ or "").splitlines()[0]
+    )
+    commands = parser.add_subparsers(dest="step", required=True)
+    for name, help_text in (("warm-start", "supervised warm start"), ("values", "value pretraining")):
+        command = commands.add_parser(name, help=help_text)
+        command.add_argument("--scale", default="cpu")
+        command.add_argument("--task", required=True)
+        command.add_argument("--results", default="results")
+    commands.choices["values"].add_argument(
+        "--frozen", default="attention", choices=("attention", "none", "all_but_experts_and_head")
+    )
+    options = parser.parse_args(arguments)
+    try:
+        prepare(options)
+    except (config.ConfigError, RunError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+def prepare(options: argparse.Namespace) -> None:
+    """Runs one preparation step unless it lies there finished."""
+    scale = config.load_scale(options.scale)
+    digest = config.preparation_digest(scale.name, scale.task(options.task).name)
+    step = "warm_start" if options.step == "warm-start" else f"values_{options.frozen}"
+    folder = preparation_folder(options.results, scale.name, options.task, step)
+    if (folder / "seal.json").exists():
+        if json.loads((folder / "seal.json").read_text())["digest"] == digest:
+            print(f"{folder}: is finished")
+            return
+        raise RunError(f"{folder}: was made with other settings; move it away to make it anew")
+    import torch
+
+    torch.set_num_threads(1)
+    if options.step == "warm-start":
+        warm_start(scale, options.task, folder)
+    else:
+        values(scale, options.task, folder, options.frozen, options.results)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

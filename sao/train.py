@@ -1,0 +1,75 @@
+"""Command that trains one run: `python -m sao.train --row vapo --scale cpu --seed 0`.
+
+A stopped run continues from its latest checkpoint when the same command is given again, and then logs the
+same metrics as one that was never stopped.
+"""
+
+import argparse
+import shlex
+import sys
+import traceback
+from pathlib import Path
+
+from sao import config
+from sao.runlog import RunDirectory, RunError
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Command line; returns 0, 1 for a run that failed, 2 for a user's mistake, 130 when interrupted."""
+    parser = argparse.ArgumentParser(prog="python -m sao.train", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--row", required=True)
+    parser.add_argument("--scale", default="cpu")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--results", default="results")
+    options = parser.parse_args(arguments)
+    command = f"python -m sao.train {shlex.join(sys.argv[1:] if arguments is None else arguments)}"
+    try:
+        run = config.resolve(options.row, options.scale, options.seed)
+        if run.backend != "local":
+            raise config.ConfigError(f"scale {run.scale}: backend {run.backend} is not available yet")
+        path = Path(options.results) / run.scale / "runs" / run.row / f"seed{run.seed}"
+        with RunDirectory.open(path, run, command) as directory:
+            return train_and_seal(directory, options.results)
+    except (config.ConfigError, RunError) as error:
+        print(error, file=sys.stderr)
+        return 2
+
+
+def train_and_seal(directory: RunDirectory, results: str) -> int:
+    """Trains what is left of a run and seals it; a failure is recorded for the tables and returns 1."""
+    if directory.is_complete():
+        directory.seal()
+        return 0
+    from sao.local.run import LocalRun, RunFailure
+
+    run = directory.config
+    name = f"{run.row} seed {run.seed}"
+    directory.begin_attempt()
+    local = None
+    try:
+        local = LocalRun(directory, results)
+        local.train()
+        directory.end_attempt("finished", local.attempt_cpu_seconds())
+        directory.seal()
+        return 0
+    except KeyboardInterrupt:
+        status, code, reason = (
+            "interrupted",
+            130,
+            "interrupted; the same command goes on from the latest checkpoint",
+        )
+    except (RunFailure, RunError) as error:
+        status, code, reason = "failed", 1, str(error)
+    except Exception as error:
+        status, code, reason = "failed", 1, f"{type(error).__name__}: {error}"
+        with directory.attempt_log_path.open("a") as log:
+            traceback.print_exc(file=log)
+    if status == "failed":
+        directory.fail(reason)
+    directory.end_attempt(status, local.attempt_cpu_seconds() if local else 0.0, reason=reason)
+    print(f"{name}: {reason}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
