@@ -192,7 +192,7 @@ def test_scales_inherit_and_replace() -> None:
     plain, cpu = resolve("sao", "cpu_plain", 0), resolve("sao", "cpu", 0)
     assert plain.task.name == "locks_plain"
     assert plain.task.budget_slack_odds == {0: 1.0}  # replaced, not merged with the slacks of cpu
-    assert (plain.clock.latency_scale_ticks, cpu.clock.latency_scale_ticks) == (0, 24)
+    assert plain.clock.latency_scale_ticks == 0 < cpu.clock.latency_scale_ticks
     assert plain.model == cpu.model
     smoke = resolve("grpo_dis", "smoke", 0)
     assert (smoke.training.updates, smoke.evaluation.steps, smoke.prompts_per_batch) == (3, (1, 3), 2)
