@@ -220,11 +220,11 @@ def test_run_survives_json() -> None:
 def test_preparation_digest_ignores_rows_and_clock(experiments: Path) -> None:
     before = config.preparation_digest("cpu", "locks")
     assert before != config.preparation_digest("cpu", "style")
-    cpu = experiments / "scales" / "cpu.yaml"
-    cpu.write_text(cpu.read_text().replace("update_ticks: 8", "update_ticks: 9"))
-    assert config.preparation_digest("cpu", "locks") == before
-    cpu.write_text(cpu.read_text().replace("rollouts: 2048", "rollouts: 1024"))
-    assert config.preparation_digest("cpu", "locks") != before
+    other = experiments / "scales" / "x.yaml"
+    other.write_text("extends: cpu\nclock: {update_ticks: 77}\ncheckpoint_interval: 77\n")
+    assert config.preparation_digest("x", "locks") == before
+    other.write_text("extends: cpu\nvalue_pretraining: {rollouts: 77}\n")
+    assert config.preparation_digest("x", "locks") != before
     assert "tasks: no task lock; did you mean locks?" in fault(config.preparation_digest, "cpu", "lock")
 
 
