@@ -11,7 +11,7 @@ from analysis import claims
 from analysis.artifacts import Claim, load_artifacts
 from analysis.claim_tests import TESTS, Effect
 from analysis.claims import COLUMNS, judge, verdict
-from analysis.load import Logs, load_logs
+from analysis.load import Logs, Outcomes, load_logs
 from analysis.statistics import Interval
 
 HIGH = (0.40, 0.50, 0.55, 0.60, 0.62)
@@ -134,7 +134,8 @@ def test_explained_variance_is_the_late_median_without_nulls(tmp_path: Path) -> 
     late = [0.5, None, -90.0, 0.5] * 8 + [0.5, 0.5]
     for seed in range(3):
         values = [0.0] * 66 + late
-        better = [None if value is None else value + 0.1 + 0.01 * seed for value in values]
+        shift = 0.1 + 0.01 * seed
+        better = [-0.5] * 66 + [None if value is None else value + shift for value in late]
         write_run(tmp_path, "sao", seed, HIGH, explained_variance_before=better)
         write_run(tmp_path, "sao_critic_1x", seed, HIGH, explained_variance_before=values)
     line = judge(
@@ -197,9 +198,44 @@ def test_missing_rows_are_not_run_with_the_reason(tmp_path: Path) -> None:
     assert judge(logs_of(tmp_path, "sao"), claim("not_at_this_scale", "sao_swe"))["verdict"] == "not run"
 
 
-def test_an_interval_that_contains_0_is_inconclusive_whatever_the_rule_says() -> None:
-    interval = Interval(0.02, -0.01, 0.05, 5, 256, "crossed")
-    assert verdict(Effect("", interval, (0,))) == "inconclusive"
+@pytest.mark.parametrize(
+    ("low", "high", "upheld", "broken", "expected"),
+    [
+        (0.01, 0.05, True, False, "reproduced"),
+        (0.01, 0.05, False, True, "inconclusive"),
+        (-0.05, -0.01, False, True, "contradicted"),
+        (-0.05, -0.01, True, False, "inconclusive"),
+        (-0.01, 0.05, True, True, "inconclusive"),
+        (0.00, 0.05, True, True, "inconclusive"),
+    ],
+)
+def test_verdict_needs_the_interval_and_the_collapse_rule(
+    low: float, high: float, upheld: bool, broken: bool, expected: str
+) -> None:
+    interval = Interval((low + high) / 2, low, high, 5, 256, "crossed")
+    effect = Effect("", interval, (0, 1, 2, 3, 4), rule_upheld=upheld, rule_broken=broken)
+    assert verdict(effect) == expected
+
+
+def test_collapse_rule_is_judged_by_the_majority(tmp_path: Path) -> None:
+    for seed, curve in enumerate((HIGH, COLLAPSING, COLLAPSING)):
+        write_run(tmp_path, "vapo", seed, curve)
+    logs = logs_of(tmp_path, "vapo")
+    collapse, stability = (TESTS[test](logs, claim(test, "vapo")) for test in ("collapse", "stability"))
+    assert collapse is not None and stability is not None
+    assert (collapse.rule_upheld, collapse.rule_broken) == (True, False)
+    assert (stability.rule_upheld, stability.rule_broken) == (False, True)
+
+
+def test_differences_pair_each_seed_with_itself() -> None:
+    problems = ("a", "b")
+    first = Outcomes((1, 2), problems, np.array([[1.0, 1.0], [0.5, 0.5]]))
+    second = Outcomes((0, 1, 2), problems, np.array([[0.9, 0.9], [1.0, 0.0], [0.5, 0.25]]))
+    difference = first.minus(second)
+    assert difference is not None
+    assert difference.seeds == (1, 2)
+    assert difference.shares.tolist() == [[0.0, 1.0], [0.0, 0.25]]
+    assert first.minus(Outcomes((7,), problems, np.zeros((1, 2)))) is None
 
 
 def test_every_claim_of_the_paper_is_listed_with_a_known_test() -> None:
