@@ -217,14 +217,27 @@ def test_verdict_needs_the_interval_and_the_collapse_rule(
     assert verdict(effect) == expected
 
 
-def test_collapse_rule_is_judged_by_the_majority(tmp_path: Path) -> None:
-    for seed, curve in enumerate((HIGH, COLLAPSING, COLLAPSING)):
+@pytest.mark.parametrize(
+    ("curves", "collapsed", "stable"),
+    [
+        ((HIGH, COLLAPSING, COLLAPSING), (True, False), (False, True)),
+        ((HIGH, HIGH, COLLAPSING), (False, True), (False, False)),
+        ((HIGH, HIGH, HIGH), (False, True), (True, False)),
+    ],
+)
+def test_collapse_rule_is_judged_by_the_majority(
+    tmp_path: Path,
+    curves: tuple[tuple[float, ...], ...],
+    collapsed: tuple[bool, bool],
+    stable: tuple[bool, bool],
+) -> None:
+    for seed, curve in enumerate(curves):
         write_run(tmp_path, "vapo", seed, curve)
     logs = logs_of(tmp_path, "vapo")
     collapse, stability = (TESTS[test](logs, claim(test, "vapo")) for test in ("collapse", "stability"))
     assert collapse is not None and stability is not None
-    assert (collapse.rule_upheld, collapse.rule_broken) == (True, False)
-    assert (stability.rule_upheld, stability.rule_broken) == (False, True)
+    assert (collapse.rule_upheld, collapse.rule_broken) == collapsed
+    assert (stability.rule_upheld, stability.rule_broken) == stable
 
 
 def test_differences_pair_each_seed_with_itself() -> None:
