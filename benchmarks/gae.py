@@ -3,8 +3,8 @@
     python benchmarks/gae.py
 
 Compares with a loop over tokens that does all rows at once, and with a copy of the values. Scan and copy are
-timed in turn, so that both find the caches in the same state, and their medians compared. Exits 1 when the scan
-is less than 100 times faster than the loop or takes more than 40 copies.
+timed in turn, so that both find the caches in the same state, and their medians compared. Exits 1 when the
+scan is less than 100 times faster than the loop or takes more than 40 copies.
 """
 
 from __future__ import annotations

@@ -241,8 +241,8 @@ def _group_statistics(
     mean = zeros.index_add(0, kept, kept_rewards) / count.clamp(min=1)
     squares = zeros.index_add(0, kept, (kept_rewards - mean[kept]).square())
     deviation = (squares / (count - 1).clamp(min=1)).sqrt()
-    largest = torch.full_like(zeros, -torch.inf).index_reduce(0, kept, kept_rewards, "amax")
-    smallest = torch.full_like(zeros, torch.inf).index_reduce(0, kept, kept_rewards, "amin")
+    largest = torch.full_like(zeros, -torch.inf).scatter_reduce(0, kept, kept_rewards, "amax")
+    smallest = torch.full_like(zeros, torch.inf).scatter_reduce(0, kept, kept_rewards, "amin")
     return member, groups, mean, deviation, largest > smallest
 
 

@@ -36,7 +36,8 @@ class ValueModel(nn.Module):
     @classmethod
     def from_policy(cls, policy: PreTrainedModel) -> ValueModel:
         """A value model whose backbone is a copy of a causal language model's; the two share no parameter."""
-        return cls(copy.deepcopy(policy.base_model).requires_grad_(True))
+        backbone: PreTrainedModel = copy.deepcopy(policy.base_model)  # type: ignore[assignment]
+        return cls(backbone.requires_grad_(True))
 
     def forward(self, input_ids: Tensor, **backbone_kwargs: Any) -> Tensor:
         """Values float32 [batch, tokens]; index t is the value of the prefix that ends with token t.

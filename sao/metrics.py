@@ -113,7 +113,8 @@ def staleness_statistics(
     lag = trainer_version - policy_versions[action_mask.bool()]
     if (lag < 0).any():
         raise ValueError(
-            f"a token of version {trainer_version - int(lag.min())} is newer than the trainer's {trainer_version}"
+            f"a token of version {trainer_version - int(lag.min())} is newer than "
+            f"the trainer's {trainer_version}"
         )
     histogram = torch.bincount(lag.clamp(max=STALENESS_BINS - 1), minlength=STALENESS_BINS).tolist()
     (p95,) = quantiles(lag.double(), [0.95])

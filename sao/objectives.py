@@ -26,8 +26,8 @@ from torch import Tensor
 Stats = dict[str, Tensor]
 Normalizer = Tensor | float | None
 
-# The difference of two float32 log-probabilities of a few nats is exact to about 1e-6: a log-ratio that close to an
-# edge of the band counts as lying on it, which is outside.
+# The difference of two float32 log-probabilities of a few nats is exact to about 1e-6: a log-ratio that close to
+# an edge of the band counts as lying on it, which is outside.
 BAND_EDGE_TOLERANCE = 1e-6
 # Beyond exp(20) a ratio carries no information, but its product with an advantage may overflow.
 LOG_RATIO_LIMIT = 20.0
@@ -183,7 +183,7 @@ def positive_example_loss(
 
 
 def checked_mask(action_mask: Tensor, *tensors: Tensor) -> Tensor:
-    """The mask as bool. Raises ValueError when a tensor has another shape, which would broadcast in silence."""
+    """The mask as bool. Raises ValueError when a tensor has another shape (it might broadcast)."""
     for tensor in tensors:
         if tensor.shape != action_mask.shape:
             raise ValueError(
