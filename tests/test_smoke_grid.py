@@ -22,7 +22,7 @@ def grid(tmp_path_factory: pytest.TempPathFactory) -> Project:
 
 
 def table_rows(project: Project, name: str) -> dict[str, dict[str, str]]:
-    """Status and seeds of each row of a table."""
+    """The last line of each row: our score over all tasks and the hardest band."""
     with project.path(f"{name}.csv").open() as file:
         return {line["row"]: line for line in csv.DictReader(file)}
 
@@ -37,8 +37,8 @@ def test_grid_writes_runs_tables_figures_and_claims(grid: Project) -> None:
             (results / "figures" / f"{figure}.{kind}").stat().st_size for kind in ("pdf", "svg", "png")
         )
     rows = table_rows(grid, "results/smoke/tables/table4")
-    assert rows["vapo"]["status"] == "finished" and rows["vapo"]["runs"]
-    assert rows["running_mean"]["status"] != "finished"
+    assert rows["vapo"]["status"] == "1 of 1 seeds" and rows["vapo"]["runs"] == "runs/vapo/seed0"
+    assert rows["running_mean"]["note"] == "planned"
     metrics = (results / "runs/sao/seed0/metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in metrics] == list(range(-10, 3))
     log = (results / "logs/train/sao.seed0.log").read_text()
@@ -52,38 +52,36 @@ def test_page_of_a_finished_row_trains_nothing(grid: Project) -> None:
     assert "Ablations" in grid.path("results/smoke/rows/vapo.md").read_text()
 
 
-def test_plots_from_logged_runs_need_no_torch(grid: Project, tmp_path: Path) -> None:
+def test_plots_from_logged_runs_need_no_torch(grid: Project) -> None:
     grid.module("sao.runlog", "publish", "--scale", "smoke")
     grid.write("torch.py", "raise ImportError('plots from logged runs must not need torch')\n")
     try:
-        code, output = grid.run("tables", "figures", "--config", "runs=results/logged/smoke")
+        made = ("results/plots/smoke/tables/table4.csv", "results/plots/smoke/figures/figure3.pdf")
+        code, output = grid.run(*made, "--config", "runs=results/logged/smoke")
     finally:
         grid.path("torch.py").unlink()
     assert code == 0, output
-    assert "train" not in job_counts(output)
-    plots, results = grid.path("results/plots/smoke"), grid.path("results/smoke")
+    assert job_counts(output) == {"table": 1, "figure": 1}
     live, logged = (
         table_rows(grid, f"results/{folder}/tables/table4") for folder in ("smoke", "plots/smoke")
     )
-    for row in ROWS:
-        if row in live:
-            assert logged[row]["value"] == live[row]["value"]
-    assert (plots / "figures/figure3.pdf").exists() and (results / "figures/figure3.pdf").exists()
+    assert logged["vapo"] == live["vapo"]
 
 
 def test_killed_run_logs_what_an_undisturbed_one_logs(grid: Project) -> None:
     run = grid.path("results/smoke/runs/grpo_dis/seed0")
     undisturbed = evaluations(run)
     shutil.rmtree(run)
-    process = grid.start("results/smoke/runs/grpo_dis/seed0/seal.json")
+    seal = "results/smoke/runs/grpo_dis/seed0/seal.json"
+    process = grid.start(seal)
     wait_for(run / "metrics.jsonl")
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
     assert not (run / "seal.json").exists()
 
-    code, output = grid.run()
+    code, output = grid.run(seal)
     assert code == 0, output
-    assert job_counts(output)["train"] == 1
+    assert job_counts(output) == {"train": 1}
     assert evaluations(run) == undisturbed
 
 
