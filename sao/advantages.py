@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from sao.objectives import checked_mask
+from sao.scan import scan_from_the_end
 
-SCAN_BLOCK = 32  # tokens, a power of two
 SCAN_TOKENS = 2**19  # whole rows of about this many tokens are scanned at once, to stay within the caches
 
 
@@ -64,20 +64,28 @@ def skip_observation_gae(
     rows_at_once = max(SCAN_TOKENS // max(tokens, 1), 1)
     for start in range(0, batch, rows_at_once):
         rows = slice(start, start + rows_at_once)
-        advantages[rows] = _gae(
+        _gae(
             values[rows].to(dtype),
             rewards[rows].to(dtype),
             mask[rows],
             gamma,
             lam[rows],
             final_values[rows].double(),
+            out=advantages[rows],
         )
     return advantages
 
 
 def _gae(
-    values: Tensor, rewards: Tensor, mask: Tensor, gamma: float, lam: Tensor, final_values: Tensor
-) -> Tensor:
+    values: Tensor,
+    rewards: Tensor,
+    mask: Tensor,
+    gamma: float,
+    lam: Tensor,
+    final_values: Tensor,
+    out: Tensor,
+) -> None:
+    """`skip_observation_gae` of some rows, written to `out`."""
     decay = gamma * lam
     dtype = values.dtype
     keep_bits = mask.to(torch.int64 if dtype == torch.float64 else torch.int32)
@@ -89,11 +97,11 @@ def _gae(
     handed = (values * (gamma * (1 - lam)).to(dtype)[:, None]).addcmul_(rewards, decay.to(dtype)[:, None])
     _zero_off_mask(handed, keep_bits)
     received_last = gamma * final_values
-    handed = _scan_from_the_end(handed, is_action, decay, received_last)
-    advantages = rewards - values
-    advantages[:, :-1] += handed[:, 1:]
-    advantages[:, -1] += received_last
-    return _zero_off_mask(advantages, keep_bits)
+    handed = scan_from_the_end(handed, is_action, decay, received_last)
+    torch.sub(rewards, values, out=out)
+    out[:, :-1] += handed[:, 1:]
+    out[:, -1] += received_last
+    _zero_off_mask(out, keep_bits)
 
 
 def returns(rewards: Tensor, action_mask: Tensor, gamma: float) -> Tensor:
@@ -298,49 +306,9 @@ class RunningMean:
         return prompt_id if self.per_prompt else ""
 
 
-def _zero_off_mask(tokens: Tensor, keep_bits: Tensor) -> Tensor:
+def _zero_off_mask(tokens: Tensor, keep_bits: Tensor) -> None:
     """Set tokens whose integer has no bits set to 0, in place.
 
     NaN and infinity vanish as with torch.where, at a third of its time.
     """
     tokens.view(keep_bits.dtype).bitwise_and_(keep_bits)
-    return tokens
-
-
-def _scan_from_the_end(increments: Tensor, is_action: Tensor, decay: Tensor, last: Tensor) -> Tensor:
-    """y_t = x_t + c_t y_{t+1} along dimension 1, where c_t is decay [batch] on actions and 1 elsewhere.
-
-    `last` [batch] stands beyond the end. Blocks of 32 tokens are scanned in the dtype of the increments, the
-    row of blocks in float64 with exact powers of decay, whose rounding would otherwise grow with the length.
-    """
-    blocks = increments.shape[1] // SCAN_BLOCK
-    in_blocks = is_action[:, : blocks * SCAN_BLOCK].unflatten(1, (blocks, SCAN_BLOCK))
-    powers = decay[:, None] ** torch.arange(SCAN_BLOCK + 1, device=decay.device)
-    block_decays = powers.gather(1, in_blocks.sum(dim=2).long())
-    decays = (is_action * (decay - 1).to(increments.dtype)[:, None]).add_(1)
-    return _scan_pairs(increments, decays, last.to(increments.dtype), block_decays)
-
-
-def _scan_pairs(x: Tensor, c: Tensor, last: Tensor, block_decays: Tensor | None, width: int = 1) -> Tensor:
-    """One level of the scan: join neighbours to pairs, scan the pairs, fill in their second halves.
-
-    An element covers `width` tokens. Where it covers a block, `block_decays` replace the decays.
-    """
-    length = x.shape[1]
-    if width == SCAN_BLOCK and block_decays is not None:
-        return _scan_pairs(x.double(), block_decays, last.double(), None).to(x.dtype)
-    if length == 0:
-        return x
-    result = torch.empty_like(x)
-    if length % 2:
-        last = result[:, -1] = torch.addcmul(x[:, -1], c[:, -1], last)
-        x, c = x[:, :-1], c[:, :-1]
-    if length > 1:
-        pairs = result[:, : x.shape[1]]
-        first, second, c_first, c_second = x[:, ::2], x[:, 1::2], c[:, ::2], c[:, 1::2]
-        joined = torch.addcmul(first, c_first, second)
-        joined = _scan_pairs(joined, c_first * c_second, last, block_decays, 2 * width)
-        pairs[:, ::2] = joined
-        torch.addcmul(second[:, :-1], c_second[:, :-1], joined[:, 1:], out=pairs[:, 1:-1:2])
-        torch.addcmul(second[:, -1], c_second[:, -1], last, out=pairs[:, -1])
-    return result
