@@ -26,8 +26,8 @@ from torch import Tensor
 Stats = dict[str, Tensor]
 Normalizer = Tensor | float | None
 
-# The difference of two float32 log-probabilities of a few nats is exact to about 1e-6: a log-ratio that close to
-# an edge of the band counts as lying on it, which is outside.
+# The difference of two float32 log-probabilities of a few nats is exact to about 1e-6: a log-ratio that near
+# to an edge of the band counts as lying on it, which is outside.
 BAND_EDGE_TOLERANCE = 1e-6
 # Beyond exp(20) a ratio carries no information, but its product with an advantage may overflow.
 LOG_RATIO_LIMIT = 20.0
