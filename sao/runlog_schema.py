@@ -54,6 +54,12 @@ METRIC_COLUMNS: dict[str, Column] = {
     "effective_sample_size": Column(
         "float", "share of action tokens", "(sum r)^2 / (n sum r^2) of the ratios"
     ),
+    "mean_abs_log_ratio": Column("float", "nats", "mean size of the ratio's logarithm"),
+    "zero_logprob_share": Column(
+        "float",
+        "share of action tokens",
+        "rollout log-probs of exactly 0, which missing ones often are",
+    ),
     "entropy": Column("float", "nats", "mean entropy of the policy at action tokens"),
     "policy_grad_norm": Column("float", "", "gradient norm of the policy before clipping"),
     "value_loss": Column(

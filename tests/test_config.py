@@ -196,7 +196,7 @@ def test_scales_inherit_and_replace() -> None:
     assert plain.model == cpu.model
     smoke = resolve("grpo_dis", "smoke", 0)
     assert (smoke.training.updates, smoke.evaluation.steps, smoke.prompts_per_batch) == (3, (1, 3), 2)
-    assert smoke.task.lock_count_odds == cpu.task.lock_count_odds
+    assert smoke.task.lock_count_odds[1] == 1.0 and smoke.task.max_turns == cpu.task.max_turns
     long = resolve("sao", "cpu_long", 0)
     assert (long.training.updates, long.evaluation.steps[-1]) == (500, 500)
     assert load_scale("cpu_long").seeds == (0,)
@@ -303,11 +303,11 @@ def test_faults_of_a_row_name_file_key_and_mend(experiments: Path, text: str, me
             "environment: unknown environment lock; did you mean locks?",
         ),
         ("tasks: {reasoning: null}", "tasks.reasoning: the scale has no such task, and row sao trains on it"),
-        ("training: {updates: 90}", "evaluation.steps: 100 lies beyond training.updates 90"),
+        ("training: {updates: 90}", "evaluation.steps: 120 lies beyond training.updates 90"),
         ("evaluation: {steps: [100, 40]}", "evaluation.steps: [100, 40] must ascend"),
         ("evaluation: {steps: [40, 40, 100]}", "must ascend"),
-        ("evaluation: {steps: [20, 100]}", "evaluation.steps: lacks [40]"),
-        ("evaluation: {steps: [40, 80]}", "evaluation.steps: lacks [100]"),
+        ("evaluation: {steps: [24, 120]}", "evaluation.steps: lacks [48]"),
+        ("evaluation: {steps: [48, 96]}", "evaluation.steps: lacks [120]"),
         ("seeds: []", "seeds: list should have at least 1 item"),
         ("seeds: [1, 1]", "seeds: [1, 1] must be distinct"),
         ("model: {attention_heads: 3}", "model.attention_heads: 3 does not divide hidden_size 64"),

@@ -49,7 +49,7 @@ def evaluation_lines(rollouts: list[Rollout], benchmark: str, step: int) -> list
                 "turns": len(rollout.action_spans),
                 "action_tokens": len(rollout.logprobs),
                 "label": rollout.instance.label,
-                "style": rollout.episode.details().get("style"),
+                "style": rollout.episode.details().get("style") if rollout.episode else None,
                 "reward": rollout.reward,
             }
         )

@@ -120,10 +120,11 @@ class LocalRun:
         step, policy = self.step, self.trainer.policy
         progress = min(step / self.run.training.updates, 1.0)
         rollouts = evaluate(self.run, self.environment, policy, step, progress, self.run.seed)
-        self.directory.log_evaluations(evaluation_lines(rollouts, self.run.task.name, step))
         shown = [rollout.to_trajectory() for rollout in rollouts if rollout.status != "environment_error"]
         self.directory.log_trajectories(self._trajectory_lines(shown[:LOGGED_TRAJECTORIES], step))
         export_policy(policy, self.directory.weights_path(step))
+        # Last, because a run with all its evaluations counts as complete.
+        self.directory.log_evaluations(evaluation_lines(rollouts, self.run.task.name, step))
 
     def _trajectory_lines(self, trajectories: list[Trajectory], step: int) -> list[dict[str, Any]]:
         per_token = self.trainer.inspect(trajectories)

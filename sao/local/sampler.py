@@ -12,10 +12,13 @@ from sao.trajectory import Status, Trajectory
 
 @dataclass
 class Rollout:
-    """A trajectory under way (or just finished) in a slot; ticks are those of the virtual clock."""
+    """A trajectory under way (or just finished) in a slot; ticks are those of the virtual clock.
+
+    `episode` is None, and `slot` -1, where the environment failed to start.
+    """
 
     instance: Instance
-    episode: Episode
+    episode: Episode | None
     index: int
     group_id: int
     slot: int
@@ -121,6 +124,7 @@ class Sampler:
         rollout.logprobs[position] = logprob
         rollout.versions[position] = self.version
         full = position + 1 >= self.engine.max_tokens
+        assert rollout.episode is not None  # rollouts in slots have one
         if rollout.episode.action_complete(rollout.action):
             self._act(rollout)
         elif full:
@@ -128,10 +132,11 @@ class Sampler:
             rollout.status = "truncated"
 
     def _act(self, rollout: Rollout) -> None:
-        action = rollout.action
+        action, episode = rollout.action, rollout.episode
+        assert episode is not None
         self._close_action(rollout)
         try:
-            result = rollout.episode.step(action)
+            result = episode.step(action)
         except EnvironmentFailure:
             rollout.status = "environment_error"
             return
@@ -159,7 +164,10 @@ def sample_all(
     while waiting or sampler.rollouts:
         while waiting and sampler.free_slots:
             index, instance = waiting.pop()
-            sampler.start(environment, instance, index, -1, tick, progress)
+            try:
+                sampler.start(environment, instance, index, -1, tick, progress)
+            except EnvironmentFailure:
+                finished.append(Rollout(instance, None, index, -1, -1, tick, [], status="environment_error"))
         tick += 1
         finished += sampler.tick(tick)
     return sorted(finished, key=lambda rollout: rollout.index)

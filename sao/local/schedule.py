@@ -24,6 +24,7 @@ from sao.runlog import SCHEDULE_COLUMNS
 from sao.trajectory import Trajectory
 
 MAX_INVALID_PER_BATCH = 20  # times the batch: an environment that fails this often is broken
+MAX_FAILURES_PER_TRAJECTORY = 3  # of a prompt, before another prompt takes its place
 
 
 class SchedulingError(RuntimeError):
@@ -87,6 +88,7 @@ class ScheduleState:
     to_start: deque[tuple[Instance, int]] = field(default_factory=deque)
     grading: list[tuple[int, int, Rollout]] = field(default_factory=list)
     groups: dict[int, list[Rollout]] = field(default_factory=dict)
+    failures: dict[int, int] = field(default_factory=dict)  # environment errors of each group that had one
     ready: deque[list[Rollout]] = field(default_factory=deque)
     counters: Counters = field(default_factory=Counters)
 
@@ -189,21 +191,34 @@ class Schedule:
         return len(self.sampler.rollouts) + len(self.state.grading) + grouped + self._ready_trajectories()
 
     def _retry(self, instance: Instance, group: int) -> None:
-        """An environment error says nothing about the policy: count it and sample the prompt again."""
-        counters, batch = self.state.counters, self.run.training.batch_trajectories
-        counters.invalid += 1
-        if counters.invalid > MAX_INVALID_PER_BATCH * batch:
+        """An environment error says nothing about the policy: count it and sample the prompt again.
+
+        A prompt that fails time and again is given up, its group with it, and the next prompt replaces it.
+        """
+        state, batch = self.state, self.run.training.batch_trajectories
+        state.counters.invalid += 1
+        if state.counters.invalid > MAX_INVALID_PER_BATCH * batch:
             raise SchedulingError(
-                f"task {self.run.task.name}: {counters.invalid} trajectories ended in an environment error "
-                f"before one batch of {batch} was full; mend the environment and start the run again"
+                f"task {self.run.task.name}: {state.counters.invalid} trajectories ended in an environment "
+                f"error before one batch of {batch} was full; mend the environment and start the run again"
             )
-        self.state.to_start.appendleft((instance, group))
+        state.failures[group] = state.failures.get(group, 0) + 1
+        state.to_start.appendleft((instance, group))
+        if self._given_up(group):
+            state.to_start = deque(waiting for waiting in state.to_start if waiting[1] != group)
+            state.groups.pop(group, None)
+
+    def _given_up(self, group: int) -> bool:
+        limit = MAX_FAILURES_PER_TRAJECTORY * self.run.sampling.group_size
+        return self.state.failures.get(group, 0) >= limit
 
     def _graded(self, rollout: Rollout) -> None:
         state = self.state
         rollout.graded_tick = state.tick
         if rollout.status == "environment_error":
             self._retry(rollout.instance, rollout.group_id)
+            return
+        if self._given_up(rollout.group_id):
             return
         members = state.groups.setdefault(rollout.group_id, [])
         members.append(rollout)
