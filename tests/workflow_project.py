@@ -12,7 +12,10 @@ import sys
 import time
 from pathlib import Path
 
+import yaml
+
 ROOT = Path(__file__).parents[1]
+SMOKE = "experiments/scales/smoke.yaml"
 SNAKEMAKE = [sys.executable, "-m", "snakemake"]
 
 TRAIN = """
@@ -106,12 +109,9 @@ class Project:
                 "row": ("",),
             }.items():
                 self.write(f"analysis/{module}.py", ANALYSIS.replace("SUFFIXES", repr(suffixes)))
-        smoke = self.path("experiments/scales/smoke.yaml")
-        smoke.write_text(
-            smoke.read_text().replace(
-                "  writing:\n    pool_instances: 64\n    held_out_instances: 32\n", "  writing: null\n"
-            )
-        )
+        smoke = yaml.safe_load(self.path(SMOKE).read_text())
+        smoke["tasks"]["writing"] = None
+        self.write(SMOKE, yaml.safe_dump(smoke))
 
     def path(self, name: str) -> Path:
         return self.folder / name
