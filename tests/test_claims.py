@@ -78,7 +78,7 @@ def test_collapse_effect_is_the_share_lost(tmp_path: Path) -> None:
     line = judge(logs_of(tmp_path, "vapo"), claim("collapse", "vapo"))
     solved = [round(PROBLEMS * share) / PROBLEMS for share in COLLAPSING]
     assert line["effect"] == pytest.approx(100 * (0.7 * solved[1] - (solved[3] + solved[4]) / 2))
-    assert "vapo: 1 of 1 seeds collapsed at step 80 (exact interval" in str(line["detail"])
+    assert "vapo: 1 of 1 seeds collapsed at step 96 (exact interval" in str(line["detail"])
 
 
 def test_collapse_needs_most_seeds(tmp_path: Path) -> None:
@@ -119,8 +119,8 @@ def test_few_seeds_give_no_interval_for_a_quantity_of_the_run(tmp_path: Path) ->
 
 
 def test_masked_share_is_weighted_by_tokens(tmp_path: Path) -> None:
-    tokens = [100.0] * 50 + [300.0] * 50
-    masked = [0.002] * 50 + [0.004] * 50
+    tokens = [100.0] * 60 + [300.0] * 60
+    masked = [0.002] * 60 + [0.004] * 60
     for seed in range(3):
         write_run(tmp_path, "sao", seed, HIGH, action_tokens=[int(n) for n in tokens], masked_low=masked)
     line = judge(logs_of(tmp_path, "sao"), claim("masked_share", "sao", threshold=0.006))
@@ -131,11 +131,11 @@ def test_masked_share_is_weighted_by_tokens(tmp_path: Path) -> None:
 
 
 def test_explained_variance_is_the_late_median_without_nulls(tmp_path: Path) -> None:
-    late = [0.5, None, -90.0, 0.5] * 8 + [0.5, 0.5]
+    late = [0.5, None, -90.0, 0.5] * 10
     for seed in range(3):
-        values = [0.0] * 66 + late
+        values = [0.0] * 80 + late
         shift = 0.1 + 0.01 * seed
-        better = [-0.5] * 66 + [None if value is None else value + shift for value in late]
+        better = [-0.5] * 80 + [None if value is None else value + shift for value in late]
         write_run(tmp_path, "sao", seed, HIGH, explained_variance_before=better)
         write_run(tmp_path, "sao_critic_1x", seed, HIGH, explained_variance_before=values)
     line = judge(
@@ -159,8 +159,8 @@ def test_gradient_norm_reports_what_is_left_without_attention(tmp_path: Path) ->
 
 
 def test_reward_after_switch_uses_the_halves_of_the_later_phases(tmp_path: Path) -> None:
-    """The phases of 100 updates are 0-33, 34-66 and 67-99; their second halves start at 51 and 84."""
-    halves = [0.9] * 34 + [0.1] * 17 + [0.5] * 16 + [0.3] * 17 + [0.7] * 16
+    """The phases of 120 updates are 0-39, 40-79 and 80-119; their second halves start at 60 and 100."""
+    halves = [0.9] * 40 + [0.1] * 20 + [0.5] * 20 + [0.3] * 20 + [0.7] * 20
     for seed in range(3):
         write_run(tmp_path, "sao_online", seed, HIGH, reward_mean=halves)
         write_run(tmp_path, "running_mean_online", seed, HIGH, reward_mean=0.05 + 0.01 * seed)
@@ -174,9 +174,9 @@ def test_reward_after_switch_uses_the_halves_of_the_later_phases(tmp_path: Path)
 
 
 def test_idle_share_is_the_mean_of_sampler_and_trainer_after_the_first_third(tmp_path: Path) -> None:
-    start = [1.0] * 34
+    start = [1.0] * 40
     for seed in range(3):
-        write_run(tmp_path, "sao", seed, HIGH, sampler_idle_share=start + [0.1] * 66, trainer_idle_share=0.3)
+        write_run(tmp_path, "sao", seed, HIGH, sampler_idle_share=start + [0.1] * 80, trainer_idle_share=0.3)
         write_run(tmp_path, "sao_sync", seed, HIGH, sampler_idle_share=0.5, trainer_idle_share=0.6)
     line = judge(logs_of(tmp_path, "sao", "sao_sync"), claim("idle_share", "sao_sync", "sao"))
     assert line["effect"] == pytest.approx(100 * (0.55 - 0.2))
@@ -194,7 +194,7 @@ def test_missing_rows_are_not_run_with_the_reason(tmp_path: Path) -> None:
     write_run(tmp_path, "vapo", 0, HIGH[:2], finished=False)
     line = judge(logs_of(tmp_path, "sao", "vapo"), claim("score", "sao", "vapo"))
     assert line["verdict"] == "not run"
-    assert "vapo: seed 0: stopped at step 40 of 100" in str(line["detail"])
+    assert "vapo: seed 0: stopped at step 48 of 120" in str(line["detail"])
     assert judge(logs_of(tmp_path, "sao"), claim("not_at_this_scale", "sao_swe"))["verdict"] == "not run"
 
 

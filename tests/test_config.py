@@ -374,9 +374,9 @@ def test_sources_name_paper_decision_scale_and_row() -> None:
     assert source["critic.value_clip"] == "decision"
     assert source["advantage.kind"] == "paper, eq. 4-5"
     assert source["training.updates"] == "scale smoke.yaml"
-    assert source["training.learning_rate"] == "scale cpu.yaml"
+    assert source["model.hidden_size"] == "scale cpu.yaml"
     assert source["task.pool_instances"] == "scale smoke.yaml"
-    assert source["task.lock_count_odds"] == "scale cpu.yaml"
+    assert source["task.max_turns"] == "scale cpu.yaml"
     assert {key: origin for key, _, origin in config.sources("grpo_dis", "cpu")}[
         "critic"
     ] == "row grpo_dis.yaml"

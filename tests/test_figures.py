@@ -21,8 +21,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("results") / "cpu"
     write_warm_start(folder, "locks", 0.25)
     for seed in range(2):
-        reward = [0.3 + 0.1 * seed] * 100
-        variance = [None if step == 50 else -5.0 if step == 10 else 0.4 for step in range(100)]
+        reward = [0.3 + 0.1 * seed] * 120
+        variance = [None if step == 50 else -5.0 if step == 10 else 0.4 for step in range(120)]
         write_run(
             folder,
             "sao",
@@ -47,7 +47,7 @@ def panel(smoothing: str = "mean", **more: object) -> Panel:
 
 def test_accuracy_curve_is_mean_and_range_over_seeds(logs: Logs) -> None:
     curve = accuracy_curve(logs.finished("sao"), "SAO", "updates")
-    assert list(curve.x) == [0, 20, 40, 60, 80, 100]
+    assert list(curve.x) == [0, 24, 48, 72, 96, 120]
     lowest = 100 * round(0.4 * PROBLEMS) / PROBLEMS
     highest = 100 * round(0.5 * PROBLEMS) / PROBLEMS
     assert (curve.low[1], curve.high[1]) == pytest.approx((lowest, highest))
@@ -58,10 +58,10 @@ def test_accuracy_curve_is_mean_and_range_over_seeds(logs: Logs) -> None:
 
 def test_accuracy_against_compute_lies_at_the_compute_spent_by_then(logs: Logs) -> None:
     curve = accuracy_curve(logs.finished("sao"), "SAO", "compute")
-    minutes_after_20_updates = 1.2 * (10 + 20) / 60
-    assert (curve.x[0], curve.x[1]) == (0.0, pytest.approx(minutes_after_20_updates))
+    minutes_after_24_updates = 1.2 * (10 + 24) / 60
+    assert (curve.x[0], curve.x[1]) == (0.0, pytest.approx(minutes_after_24_updates))
     tokens = accuracy_curve(logs.finished("sao"), "SAO", "tokens")
-    assert tokens.x[-1] == pytest.approx(2000 * 110 / 1e6)
+    assert tokens.x[-1] == pytest.approx(2000 * 130 / 1e6)
 
 
 def test_metric_is_smoothed_by_seed_and_keeps_its_gaps(logs: Logs) -> None:
@@ -79,7 +79,7 @@ def test_metric_is_smoothed_by_seed_and_keeps_its_gaps(logs: Logs) -> None:
 def test_metric_columns_are_added_and_shown_in_percent(logs: Logs) -> None:
     series = Series(row="sao", columns=["masked_low", "masked_high"])
     curve = metric_curve(logs.finished("sao"), series, "", panel(percent=True), "updates")
-    assert curve.mean == pytest.approx(np.full(100, 0.5))
+    assert curve.mean == pytest.approx(np.full(120, 0.5))
 
 
 def test_style_shares_add_up(logs: Logs) -> None:
@@ -123,7 +123,7 @@ def test_collapse_is_marked_at_the_seeds_own_accuracy(
         figures.drawing, "mark_collapses", lambda axes, x, y, label: marked.extend(zip(x, y, strict=True))
     )
     figures.draw_figure(logs, "figure3", "updates", tmp_path, "command")
-    assert marked == [(80, pytest.approx(100 * round(0.2 * PROBLEMS) / PROBLEMS))]
+    assert marked == [(96, pytest.approx(100 * round(0.2 * PROBLEMS) / PROBLEMS))]
 
 
 def test_folder_without_data_is_one_clear_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

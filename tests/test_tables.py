@@ -82,7 +82,7 @@ def test_last_step_and_score_are_those_of_the_curve(logs: Logs) -> None:
     both = 50 * (solved(0.55) + solved(0.60))
     assert cell(data, "sao", "score")["value"] == pytest.approx(both)
     assert cell(data, "sao", "score")["problems"] == PROBLEMS
-    assert cell(data, "sao", "last step")["cpu_minutes"] == pytest.approx(1.2 * 110 / 60)
+    assert cell(data, "sao", "last step")["cpu_minutes"] == pytest.approx(1.2 * 130 / 60)
 
 
 def test_difference_to_sao_is_paired_and_contains_its_estimate(logs: Logs) -> None:
@@ -97,7 +97,7 @@ def test_collapsed_row_shows_the_last_evaluation_before_it(logs: Logs) -> None:
     line = cell(build_table(logs, "table1"), "grpo_vanilla", "before the collapse")
     assert line["value"] == pytest.approx(100 * solved(0.5))
     assert line["seeds"] == 2
-    assert line["note"] == "collapsed in 2 of 3 seeds (at step 80, 80)"
+    assert line["note"] == "collapsed in 2 of 3 seeds (at step 96, 96)"
     assert line["runs"] == "runs/grpo_vanilla/seed1 runs/grpo_vanilla/seed2"
     stable = build_table(logs, "table4")
     assert stable[(stable["row"] == "sao") & (stable["measure"] == "before the collapse")].empty
@@ -123,8 +123,8 @@ def test_table_5_reads_all_rows_at_40_percent_and_at_the_end(logs: Logs) -> None
     data = build_table(logs, "table5")
     assert cell(data, "sao", "paper", "AIME2025")["value"] == 89.8
     early = cell(data, "sao", "40% of the steps")
-    assert (early["step"], early["value"]) == (40, pytest.approx(100 * solved(0.45)))
-    assert cell(data, "sao", "last step")["step"] == 100
+    assert (early["step"], early["value"]) == (48, pytest.approx(100 * solved(0.45)))
+    assert cell(data, "sao", "last step")["step"] == 120
 
 
 def test_step_comes_from_the_config_and_never_from_the_best_evaluation(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_unfinished_seeds_are_left_out_and_named(logs: Logs) -> None:
     data = build_table(logs, "table4")
     line = cell(data, "running_mean", "last step")
     assert (line["seeds"], line["status"]) == (1, "1 of 3 seeds")
-    assert line["note"] == "seed 1: stopped at step 40 of 100; seed 2: failed: out of memory (step 0 of 100)"
+    assert line["note"] == "seed 1: stopped at step 48 of 120; seed 2: failed: out of memory (step 0 of 120)"
     assert line["runs"] == "runs/running_mean/seed0"
     refused = cell(data, "sao_full_critic", "last step")
     assert refused["seeds"] == 0
@@ -226,7 +226,7 @@ def test_row_report_shows_paper_tables_and_seeds(folder: Path, tmp_path: Path) -
     assert "91.3" in text
     assert "Table 4" in text
     assert "`runs/vapo/seed2`" in text
-    assert "at step 80" in text
+    assert "at step 96" in text
     assert "Finished seeds: 3 of 3." in text
 
 
