@@ -24,6 +24,7 @@ from sao.runlog import SCHEDULE_COLUMNS
 from sao.trajectory import Trajectory
 
 MAX_INVALID_PER_BATCH = 20  # times the batch: an environment that fails this often is broken
+MAX_FILTERED_PER_BATCH = 10  # times its groups: a policy that always succeeds (or never) still gets batches
 MAX_FAILURES_PER_TRAJECTORY = 3  # of a prompt, before another prompt takes its place
 
 
@@ -225,10 +226,17 @@ class Schedule:
         if len(members) < self.run.sampling.group_size:
             return
         del state.groups[rollout.group_id]
-        if self.run.sampling.dynamic_sampling and len({member.reward for member in members}) == 1:
+        if self._uninformative(members):
             state.counters.filtered_groups += 1
         else:
             state.ready.append(members)
+
+    def _uninformative(self, members: list[Rollout]) -> bool:
+        """Whether dynamic sampling replaces the group: its raw rewards are all equal."""
+        limit = MAX_FILTERED_PER_BATCH * self.run.prompts_per_batch
+        if not self.run.sampling.dynamic_sampling or self.state.counters.filtered_groups >= limit:
+            return False
+        return len({member.reward for member in members}) == 1
 
     def _ready_trajectories(self) -> int:
         return len(self.state.ready) * self.run.sampling.group_size
