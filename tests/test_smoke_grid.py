@@ -89,5 +89,13 @@ def test_killed_run_logs_what_an_undisturbed_one_logs(grid: Project) -> None:
     assert evaluations(run) == undisturbed
 
 
+@pytest.mark.slow
+def test_every_row_finishes_at_scale_smoke(tmp_path: Path) -> None:
+    every = Project(tmp_path / "project", config.row_names(), standins=False, writing=True)
+    code, output = every.run("all", "beyond")
+    assert code == 0, output
+    assert every.seals() == set(config.row_names())
+
+
 def evaluations(run: Path) -> list[str]:
     return (run / "evaluations.jsonl").read_text().splitlines()

@@ -80,9 +80,11 @@ for suffix in SUFFIXES:
 
 
 class Project:
-    """A copy with the rows given, at scale smoke without the writing task: one seed, one run a row."""
+    """A copy with the rows given, at scale smoke: one seed, and no writing task unless asked for."""
 
-    def __init__(self, folder: Path, rows: tuple[str, ...], standins: bool = True) -> None:
+    def __init__(
+        self, folder: Path, rows: tuple[str, ...], standins: bool = True, writing: bool = False
+    ) -> None:
         self.folder = folder
         for name in (
             "Snakefile",
@@ -109,9 +111,10 @@ class Project:
                 "row": ("",),
             }.items():
                 self.write(f"analysis/{module}.py", ANALYSIS.replace("SUFFIXES", repr(suffixes)))
-        smoke = yaml.safe_load(self.path(SMOKE).read_text())
-        smoke["tasks"]["writing"] = None
-        self.write(SMOKE, yaml.safe_dump(smoke))
+        if not writing:
+            smoke = yaml.safe_load(self.path(SMOKE).read_text())
+            smoke["tasks"]["writing"] = None
+            self.write(SMOKE, yaml.safe_dump(smoke))
 
     def path(self, name: str) -> Path:
         return self.folder / name
@@ -148,7 +151,7 @@ class Project:
         """Exit code and output."""
         process = self.start(*arguments, **environment)
         try:
-            output, _ = process.communicate(timeout=240)
+            output, _ = process.communicate(timeout=1800)
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
