@@ -9,12 +9,13 @@ from statistics import fmean
 from sao.config import RunConfig
 from sao.grid import Grid, Run
 
-# Where no run of the scale is logged: CPU-seconds per trajectory on one core, size of scale cpu.
-SECONDS_PER_TRAJECTORY = 0.012
-SECONDS_PER_CRITIC_PASS = 0.0035  # per trajectory and critic update, for rows with a critic
-PREPARATION_SECONDS = 180.0
+# Measured on one core at scale cpu; used where no run of the scale is logged.
+SECONDS_PER_TRAJECTORY = 0.0037
+SECONDS_PER_CRITIC_PASS = 0.001  # per trajectory: the updates, and one forward for the advantages
+PREPARATION_SECONDS = {"warm_start": 120.0, "values": 20.0}
 MEMORY_GB = 0.7  # of one run
-DISK_MB = 25.0  # of one run, with its two checkpoints
+FINISHED_MB = 4.0  # of one run on disk
+UNDER_WAY_MB = 75.0  # with its two checkpoints
 
 
 @dataclass(frozen=True)
