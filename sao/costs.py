@@ -12,7 +12,7 @@ from sao.grid import Grid, Run
 # Measured on one core at scale cpu; used where no run of the scale is logged.
 SECONDS_PER_TRAJECTORY = 0.0037
 SECONDS_PER_CRITIC_PASS = 0.001  # per trajectory: the updates, and one forward for the advantages
-PREPARATION_SECONDS = {"warm_start": 120.0, "values": 20.0}
+PREPARATION_SECONDS = {"warm": 120.0, "values": 20.0}  # by the first word of the step
 MEMORY_GB = 0.7  # of one run
 FINISHED_MB = 4.0  # of one run on disk
 UNDER_WAY_MB = 75.0  # with its two checkpoints
@@ -73,20 +73,18 @@ def plan_table(grid: Grid) -> str:
         note = "  refused" if entry.refused else "  beyond the paper" if entry.row in grid.beyond else ""
         counts = f"{entry.left:>10}{entry.finished:>10}{entry.begun:>7}{entry.seconds / 60:>18.1f}"
         lines.append(f"{entry.row:22}{counts}{note}")
-    steps = _preparation_left(grid)
     for title, beyond in (("the paper's rows (snakemake)", False), ("beyond (snakemake beyond)", True)):
         chosen = [entry for entry in entries if (entry.row in grid.beyond) == beyond]
         left = sum(entry.left for entry in chosen)
         minutes = sum(entry.left * entry.seconds for entry in chosen) / 60
-        if steps and not beyond:
-            minutes += PREPARATION_SECONDS / 60
-        disk = left * DISK_MB / 1000
-        lines.append(f"{title}: {left} runs left, {minutes:.0f} CPU-minutes, {disk:.1f} GB of disk")
-    lines.append(f"memory: {MEMORY_GB:.1f} GB for each run under way (--cores of them at a time)")
-    if steps:
-        lines.append(
-            f"preparation left: {', '.join(steps)} (about {PREPARATION_SECONDS / 60:.0f} CPU-minutes)"
-        )
+        disk = left * FINISHED_MB
+        lines.append(f"{title}: {left} runs left, {minutes:.0f} CPU-minutes, {disk:.0f} MB of disk")
+    if steps := _preparation_left(grid):
+        minutes = sum(PREPARATION_SECONDS[step.split("/")[1].split("_")[0]] for step in steps) / 60
+        lines.append(f"preparation left: {', '.join(steps)}: {minutes:.0f} CPU-minutes")
+    lines.append(
+        f"each run under way (as many as --cores): {MEMORY_GB} GB of memory, {UNDER_WAY_MB:.0f} MB of disk"
+    )
     lines += grid.refused.values()
     return "\n".join(lines)
 

@@ -167,6 +167,12 @@ def test_costs_come_from_logged_runs_where_there_are_any(in_empty_folder: Path) 
     assert found["sao_no_dis"].seconds > found["grpo_dis"].seconds > 0
 
 
+def test_plan_names_runs_and_preparation_left(in_empty_folder: Path) -> None:
+    text = costs.plan_table(open_grid({"seeds": "2"}))
+    assert "the paper's rows (snakemake): 24 runs left" in text
+    assert "style/warm_start" in text and "locks/values_none" in text
+
+
 def test_planning_imports_no_torch() -> None:
     code = "import sys, sao.grid, sao.costs; sao.grid.open_grid({}); sys.exit('torch' in sys.modules)"
     subprocess.run(
