@@ -61,7 +61,7 @@ def policy_logprobs(policy: Qwen3MoeForCausalLM, data: PackedBatch) -> tuple[Ten
 def prefix_values(value_model: ValueModel, data: PackedBatch) -> tuple[Tensor, Tensor]:
     """V before each token, float32 [batch, tokens], and V behind the last action token, float32 [batch]."""
     packed = value_model(**data.packed.backbone_inputs())[0]
-    last = last_action_index(data.batch.action_mask)
+    last = last_action_index(data.batch.action_mask).clamp_min(0)
     final = packed[data.packed.slots.gather(1, last[:, None])[:, 0]]
     return packed[data.before], final
 
