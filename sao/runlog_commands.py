@@ -10,6 +10,7 @@ from sao.runlog_reader import grid_refusal, read_run, read_spec, run_paths
 
 PUBLISHED_AS_THEY_ARE = ("spec.json", "provenance.json", "seal.json")
 PUBLISHED_COMPRESSED = ("metrics.jsonl", "evaluations.jsonl")
+PUBLISHED_OF_FIRST_SEED = ("trajectories.jsonl.gz",)  # samples to read; one seed a row keeps the logs small
 
 
 def archive(results: Path, scale: str, row: str, seed: int | None = None) -> Path:
@@ -58,6 +59,8 @@ def refusals(results: Path, scale: str, row: str = "*") -> list[str]:
 def publish(results: Path, scale: str, row: str = "*") -> tuple[list[Path], list[str]]:
     """Copies sealed runs and the warm starts' evaluations to results/logged/<scale>, tables as .jsonl.gz.
 
+    The first seed of each row brings its sample trajectories along.
+
     Returns the folders written, and a line for each run left out because it is not finished.  The same runs
     give the same bytes.  Raises RunError where a sealed run was changed.
     """
@@ -69,6 +72,10 @@ def publish(results: Path, scale: str, row: str = "*") -> tuple[list[Path], list
             left_out.append(f"{path}: left out: {record.status}, {record.status_detail}")
             continue
         written.append(_copy(path, target / path.relative_to(source)))
+        if record.seed == load_scale(scale).seeds[0]:
+            for name in PUBLISHED_OF_FIRST_SEED:
+                if (path / name).exists():
+                    write_atomic(written[-1] / name, (path / name).read_bytes())
     for path in sorted(source.glob("prepare/*/warm_start")):
         if (path / "seal.json").exists():
             written.append(_copy(path, target / path.relative_to(source)))

@@ -42,7 +42,7 @@ class AttentionGroup:
 
 @dataclass(frozen=True)
 class FeedingPlan:
-    """Where each token of one step lies: its slot and position int64 [tokens], and each chunk's last token."""
+    """Where each token of one step lies, its slot and position int64 [tokens], and each chunk's last one."""
 
     slots: torch.Tensor
     positions: torch.Tensor

@@ -186,10 +186,11 @@ class LocalRun:
     def _print_progress(self, record: dict[str, Any], log: TextIO) -> None:
         done = self.step - self.first_step
         rate = done / (time.monotonic() - self.started)
-        left = (self.run.training.updates - self.step) / rate
+        updates = self.run.training.updates
+        minutes, seconds = divmod(round((updates - self.step) / rate), 60)
         line = (
-            f"{self.run.row} seed {self.run.seed}  step {self.step}/{self.run.training.updates}  "
-            f"reward {record['reward_mean']:.3f}  {rate:.2f} updates/s  {left // 60:.0f}:{left % 60:02.0f} left"
+            f"{self.run.row} seed {self.run.seed}  step {self.step}/{updates}  "
+            f"reward {record['reward_mean']:.3f}  {rate:.2f} updates/s  {minutes}:{seconds:02} left"
         )
         print(line, flush=True)
         print(line, file=log, flush=True)
