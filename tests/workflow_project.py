@@ -171,7 +171,7 @@ class Project:
         return file.read_text().split() if file.exists() else []
 
 
-def wait_for(path: Path, seconds: float = 60) -> None:
+def wait_for(path: Path, seconds: float = 300) -> None:
     """Until a file is there and has a line; raises TimeoutError."""
     end = time.monotonic() + seconds
     while not (path.exists() and path.stat().st_size):
