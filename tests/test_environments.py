@@ -39,8 +39,8 @@ def test_make_environment_chooses_by_the_block() -> None:
 def test_pools_are_full_distinct_and_share_nothing(name: str) -> None:
     train = [one.prompt_id for one in SHIPPED[name].instances("train")]
     held_out = [one.prompt_id for one in SHIPPED[name].instances("held_out")]
-    assert (len(train), len(held_out)) == (512, 256)
-    assert len({*train, *held_out}) == 512 + 256
+    assert (len(train), len(held_out)) == (512, 384)
+    assert len({*train, *held_out}) == 512 + 384
 
 
 @each_environment
