@@ -7,6 +7,7 @@ A finished step is a folder with a seal.json; it appears under its name only whe
 """
 
 import argparse
+import hashlib
 import json
 import shutil
 import sys
@@ -18,6 +19,7 @@ from typing import Any
 from sao import config
 from sao.config_rows import Frozen
 from sao.runlog import RunError
+from sao.runlog_files import read_json, writing
 
 PREPARATION_SEED = 0
 REPORT_SECONDS = 10.0
@@ -28,15 +30,35 @@ def preparation_folder(results: str, scale: str, task: str, step: str) -> Path:
     return Path(results) / scale / "prepare" / task / step
 
 
+def is_prepared(folder: Path, digest: str) -> bool:
+    """Whether a preparation step lies there finished; RunError where it is damaged or of other settings."""
+    if not (folder / "seal.json").exists():
+        return False
+    seal = read_json(folder / "seal.json")
+    if seal.get("digest") != digest:
+        raise RunError(f"{folder}: was made with other settings; move it away to make it anew")
+    for name, checksum in seal["files"].items():
+        file = folder / name
+        if not file.exists() or hashlib.sha256(file.read_bytes()).hexdigest() != checksum:
+            raise RunError(f"{file}: is missing or damaged; move {folder} away to make it anew")
+    return True
+
+
 def require_preparation(results: str, scale: str, task: str, step: str) -> Path:
     """The folder of a finished preparation step of this configuration; RunError with the mend otherwise."""
     folder = preparation_folder(results, scale, task, step)
-    command = f"python -m sao.prepare {step_arguments(step)} --scale {scale} --task {task}"
-    if not (folder / "seal.json").exists():
+    if not is_prepared(folder, config.preparation_digest(scale, task)):
+        where = "" if results == "results" else f" --results {results}"
+        command = f"python -m sao.prepare {step_arguments(step)} --scale {scale} --task {task}{where}"
         raise RunError(f"{folder}: is missing or unfinished; make it with: {command}")
-    if json.loads((folder / "seal.json").read_text())["digest"] != config.preparation_digest(scale, task):
-        raise RunError(f"{folder}: was made with other settings; move it away, then run: {command}")
     return folder
+
+
+def require_preparations(run: config.RunConfig, results: str) -> None:
+    """Raises RunError, with the mend, where a preparation step that the run starts from is not finished."""
+    require_preparation(results, run.scale, run.task.name, "warm_start")
+    if run.critic is not None and run.critic.pretrained:
+        require_preparation(results, run.scale, run.task.name, f"values_{run.critic.frozen}")
 
 
 def step_arguments(step: str) -> str:
@@ -70,9 +92,14 @@ def write_preparation(folder: Path, digest: str, write: Callable[[Path], None]) 
     """Have `write` fill a temporary folder, seal it and give it its name; an unsealed older one goes."""
     temporary = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    write(temporary)
-    files = sorted(str(file.relative_to(temporary)) for file in temporary.rglob("*") if file.is_file())
+    with writing(temporary):
+        temporary.mkdir(parents=True)
+        write(temporary)
+    files = {
+        str(file.relative_to(temporary)): hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in sorted(temporary.rglob("*"))
+        if file.is_file()
+    }
     seal = {"digest": digest, "status": "finished", "files": files}
     (temporary / "seal.json").write_text(json.dumps(seal, indent=1))
     shutil.rmtree(folder, ignore_errors=True)
@@ -83,6 +110,7 @@ def warm_start(scale: config.Scale, task_name: str, folder: Path) -> None:
     """Trains and evaluates the warm-started policy of a task."""
     from sao.environments import make_environment
     from sao.local.evaluation import evaluate, evaluation_lines
+    from sao.local.model import save_weights
     from sao.local.warm_start import train_policy
     from sao.runlog import EVALUATION_COLUMNS, append_records
 
@@ -92,7 +120,7 @@ def warm_start(scale: config.Scale, task_name: str, folder: Path) -> None:
     policy = train_policy(scale, environment, PREPARATION_SEED, progress)
 
     def write(temporary: Path) -> None:
-        policy.save_pretrained(temporary / "policy")
+        save_weights(policy, temporary / "policy")
         write_progress(temporary, progress)
         rollouts = evaluate(scale, environment, policy, step=0, progress=0.0, seed=PREPARATION_SEED)
         lines = evaluation_lines(rollouts, task_name, step=0)
@@ -129,7 +157,7 @@ def write_progress(folder: Path, progress: Progress) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Command line; returns 0, or 2 for a user's mistake."""
+    """Command line; returns 0, 2 for a user's mistake, 130 when interrupted."""
     parser = argparse.ArgumentParser(
         prog="python -m sao.prepare", description=(__doc__ or "").splitlines()[0]
     )
@@ -148,6 +176,9 @@ def main(arguments: list[str] | None = None) -> int:
     except (config.ConfigError, RunError) as error:
         print(error, file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("interrupted; the same command makes the step from its start", file=sys.stderr)
+        return 130
     return 0
 
 
@@ -157,11 +188,9 @@ def prepare(options: argparse.Namespace) -> None:
     digest = config.preparation_digest(scale.name, scale.task(options.task).name)
     step = "warm_start" if options.step == "warm-start" else f"values_{options.frozen}"
     folder = preparation_folder(options.results, scale.name, options.task, step)
-    if (folder / "seal.json").exists():
-        if json.loads((folder / "seal.json").read_text())["digest"] == digest:
-            print(f"{folder}: is finished")
-            return
-        raise RunError(f"{folder}: was made with other settings; move it away to make it anew")
+    if is_prepared(folder, digest):
+        print(f"{folder}: is finished")
+        return
     import torch
 
     torch.set_num_threads(1)

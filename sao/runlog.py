@@ -204,7 +204,7 @@ class RunDirectory:
             cut_back(self.path / name, lambda line: line < step)
         for name in ("evaluations.jsonl", "trajectories.jsonl.gz"):
             cut_back(self.path / name, lambda line: first < step and line <= step)
-        steps = [record["step"] for record in read_records(self.path / "metrics.jsonl")]
+        steps = [record["step"] for record in self._records("metrics.jsonl")]
         if steps != list(range(first, step)):
             raise RunError(
                 f"{self.path / 'metrics.jsonl'}: lacks lines that checkpoint-{step} presupposes "
@@ -253,13 +253,25 @@ class RunDirectory:
         """Records that the run failed and why; tables print it until a new attempt begins."""
         write_json(self.path / "failure.json", {"reason": reason, "time": _now()})
 
+    def _records(self, name: str) -> list[dict[str, Any]]:
+        """Records of a table; RunError where a line has not the table's columns."""
+        path = self.path / name
+        records = read_records(path)
+        for number, record in enumerate(records, start=1):
+            if odd := sorted(record.keys() ^ TABLES[name].keys()):
+                raise RunError(
+                    f"{path}: line {number}: unknown or missing columns: {', '.join(odd)}; restore the file, "
+                    f"or {self._archive_command()}"
+                )
+        return records
+
     def missing(self) -> list[str]:
         """What a complete run still lacks, in words; empty when it may be sealed."""
         lacks = [f"{name} ends in an incomplete line" for name in TABLES if ends_incomplete(self.path / name)]
-        steps = [record["step"] for record in read_records(self.path / "metrics.jsonl")]
+        steps = [record["step"] for record in self._records("metrics.jsonl")]
         if steps != list(range(-self.config.critic_only_steps, self.config.training.updates)):
             lacks.append(f"metrics.jsonl holds {len(steps)} of {self.config.metrics_lines} lines")
-        lines = Counter(record["step"] for record in read_records(self.path / "evaluations.jsonl"))
+        lines = Counter(record["step"] for record in self._records("evaluations.jsonl"))
         most = max(lines.values(), default=1)  # every evaluation samples the same problems
         if due := [step for step in self.config.evaluation.steps if lines[step] < most]:
             lacks.append(f"evaluations.jsonl lacks lines of steps {due}")

@@ -100,7 +100,8 @@ def read_spec(path: Path) -> dict[str, Any]:
 def refusal(path: Path, config: RunConfig) -> str | None:
     """Why a run of `config` may not use this directory: the difference, and the archive command.
 
-    None where the directory is free or holds a run of the same settings (titles aside).
+    None where the directory is free or holds a run of the same settings (titles aside).  Raises RunError
+    where a sealed run was changed.
     """
     command = f"to train the row anew run: python -m sao.runlog archive {config.row} --scale {config.scale}"
     path = Path(path)
@@ -113,6 +114,8 @@ def refusal(path: Path, config: RunConfig) -> str | None:
         return None
     spec = read_spec(path)
     if spec["digest"] == config.digest():
+        if (path / "seal.json").exists():
+            _verify_seal(path, spec)
         return None
     difference = differences(spec["config"], config)
     return f"{path / 'spec.json'}: holds a run of other settings: {difference}; {command}"

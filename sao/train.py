@@ -5,12 +5,16 @@ same metrics as one that was never stopped.
 """
 
 import argparse
+import contextlib
 import shlex
+import signal
 import sys
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
 from sao import config
+from sao.prepare import require_preparations
 from sao.runlog import RunDirectory, RunError
 
 
@@ -33,6 +37,9 @@ def main(arguments: list[str] | None = None) -> int:
     except (config.ConfigError, RunError) as error:
         print(error, file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("interrupted before training began; the same command starts it", file=sys.stderr)
+        return 130
 
 
 def train_and_seal(directory: RunDirectory, results: str) -> int:
@@ -40,6 +47,7 @@ def train_and_seal(directory: RunDirectory, results: str) -> int:
     if directory.is_complete():
         directory.seal()
         return 0
+    require_preparations(directory.config, results)
     from sao.local.run import LocalRun, RunFailure
 
     run = directory.config
@@ -64,11 +72,22 @@ def train_and_seal(directory: RunDirectory, results: str) -> int:
         status, code, reason = "failed", 1, f"{type(error).__name__}: {error}"
         with directory.attempt_log_path.open("a") as log:
             traceback.print_exc(file=log)
-    if status == "failed":
-        directory.fail(reason)
-    directory.end_attempt(status, local.attempt_cpu_seconds() if local else 0.0, reason=reason)
-    print(f"{name}: {reason}", file=sys.stderr)
+    with interrupts_ignored():
+        if status == "failed":
+            directory.fail(reason)
+        directory.end_attempt(status, local.attempt_cpu_seconds() if local else 0.0, reason=reason)
+        print(f"{name}: {reason}", file=sys.stderr)
     return code
+
+
+@contextlib.contextmanager
+def interrupts_ignored() -> Iterator[None]:
+    """A second Ctrl-C waits until the end of the attempt is recorded, which takes no time."""
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 if __name__ == "__main__":

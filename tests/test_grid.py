@@ -1,5 +1,6 @@
 """What the workflow plans before a job starts: switches, runs, inputs, refusals, costs."""
 
+import hashlib
 import json
 import os
 import subprocess
@@ -155,10 +156,19 @@ def test_logged_runs_are_only_read(in_empty_folder: Path) -> None:
     assert plan.refused == {}
 
 
+def test_row_with_a_changed_sealed_run_is_refused(in_empty_folder: Path) -> None:
+    folder = write_spec("sao", "cpu", 0)
+    digest = config.resolve("sao", "cpu", 0).digest()
+    (folder / "metrics.jsonl").write_text('{"step": 0}\n')
+    files = {"metrics.jsonl": {"sha256": hashlib.sha256(b"as it was").hexdigest()}}
+    (folder / "seal.json").write_text(json.dumps({"digest": digest, "files": files}))
+    assert "metrics.jsonl: was changed after the run was sealed" in open_grid({}).refused["sao"]
+
+
 def test_costs_come_from_logged_runs_where_there_are_any(in_empty_folder: Path) -> None:
     for seed, hours in ((0, 0.1), (1, 0.3)):
         folder = write_spec("sao", "cpu", seed)
-        (folder / "seal.json").write_text("{}")
+        (folder / "seal.json").write_text(json.dumps({"digest": config.resolve("sao", "cpu", seed).digest()}))
         (folder / "provenance.json").write_text(json.dumps({"cpu_hours": hours}))
     found = {cost.row: cost for cost in costs.costs(open_grid({}))}
     assert found["sao"].seconds == pytest.approx(0.2 * 3600)

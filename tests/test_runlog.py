@@ -672,3 +672,31 @@ def test_command_line_runs_as_a_module(path: Path) -> None:
         cwd=path.parents[4],
     )
     assert done.returncode == 2 and "there is no run to archive" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fault"),
+    [
+        (b'"reward_mean": ', b'"reward_mean": NaN, "was": ', "line 2: not valid JSON"),
+        (b'"step": ', b'"zzz": 1, "step": ', "line 2: unknown or missing columns: zzz"),
+        (
+            b'"wall_seconds": ',
+            b'"wall_second": ',
+            "line 2: unknown or missing columns: wall_second, wall_seconds",
+        ),
+    ],
+)
+def test_edited_line_of_an_unsealed_run_is_never_sealed(
+    path: Path, old: bytes, new: bytes, fault: str
+) -> None:
+    finished(path)
+    (path / "seal.json").unlink()
+    file = path / "metrics.jsonl"
+    lines = file.read_bytes().splitlines(keepends=True)
+    lines[1] = lines[1].replace(old, new, 1)
+    file.write_bytes(b"".join(lines))
+    with RunDirectory.open(path, config.resolve("sao", "smoke", 0), "train") as run:
+        for step in (run.is_complete, run.seal, lambda: run.rewind(0)):
+            with pytest.raises(RunError, match=rf"metrics\.jsonl: {fault}"):
+                step()
+    assert not (path / "seal.json").exists()

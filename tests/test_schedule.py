@@ -250,7 +250,9 @@ def test_batches_are_shuffled_the_same_way_each_time(uniform: Callable[..., Sche
         environment = ToyEnvironment(episode=lambda place, attempt: {"actions": 1 + place % 5})
         taken = next(batches(uniform(run_config("sao"), environment), 1))
         orders.append([rollout.index for rollout in taken.rollouts])
-    assert orders[0] == orders[1] != sorted(orders[0])
+        finished = [rollout.graded_tick for rollout in taken.rollouts]
+        assert finished != sorted(finished)
+    assert orders[0] == orders[1]
 
 
 # --- Staleness cap -----------------------------------------------------------------------------------------
@@ -393,6 +395,21 @@ def test_prompts_that_always_fail_are_replaced(
     # 3 in 8 prompts fail, each 3 times: so many attempts, and no endless repetition of a few
     good = (len(environment.started) - attempts) / schedule.run.sampling.group_size
     assert attempts / schedule.run.sampling.group_size < 3 * good * 3 / 5 * 1.5
+
+
+def test_group_given_up_leaves_nothing_behind(uniform: Callable[..., Schedule]) -> None:
+    """Members that worked, before or after their group was given up, are not kept waiting for the others."""
+
+    def episode(place: int, attempt: int) -> dict[str, Any]:
+        return {"breaks": broken(place) and attempt % 6 != 5, "actions": 1 + attempt % 6}
+
+    schedule = uniform(run_config("grpo_dis"), ToyEnvironment(pool=2000, episode=episode))
+    for taken in batches(schedule, 15):
+        assert not any(map(broken, prompts(taken)))
+    given_up = {group for group, failures in schedule.state.failures.items() if failures >= 24}
+    assert len(given_up) > 3
+    assert not given_up & schedule.state.groups.keys()
+    assert not given_up & {group for _, group in schedule.state.to_start}
 
 
 def test_environment_that_always_fails_ends_the_run(uniform: Callable[..., Schedule]) -> None:

@@ -1,5 +1,6 @@
 """Resume state of a run in the local engine: everything that the rest of the run depends on."""
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ FILE = "state.pt"
 def save_state(folder: Path, trainer: Trainer, schedule: Schedule, totals: dict[str, Any]) -> None:
     """Write trainer, schedule (trajectories under way and their caches included) and the run's totals."""
     state = {"trainer": trainer.state_dict(), "schedule": schedule.state_dict(), "totals": totals}
-    with (folder / FILE).open("wb") as file:
-        torch.save(state, file)
+    buffer = io.BytesIO()
+    torch.save(state, buffer)  # written to the file in one piece, so that a full disk is a plain OSError
+    (folder / FILE).write_bytes(buffer.getbuffer())
 
 
 def load_state(folder: Path, trainer: Trainer, schedule: Schedule) -> dict[str, Any]:

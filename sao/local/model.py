@@ -6,18 +6,22 @@ lie behind each other in one row of tokens, so that embeddings, norms, experts a
 single long row, and only attention looks at one bucket at a time.
 """
 
+import errno
+import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 from torch.nn import functional
 from transformers import AttentionInterface, Qwen3MoeConfig, Qwen3MoeForCausalLM
 from transformers.utils import logging
 
 from sao.config_scales import Model
+from sao.runlog_files import writing
 
 ATTENTION = "sao_bucketed"
 EXPERTS = "eager"  # a loop over experts: the fastest for small experts on one thread
@@ -152,7 +156,18 @@ def load_policy(path: Path) -> Qwen3MoeForCausalLM:
 def export_policy(policy: Qwen3MoeForCausalLM, folder: Path) -> None:
     """Write weights and config as transformers does; the folder gets its name once it is complete."""
     temporary = folder.with_name(f".{folder.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    policy.save_pretrained(temporary)
-    shutil.rmtree(folder, ignore_errors=True)
-    temporary.rename(folder)
+    with writing(folder):
+        shutil.rmtree(temporary, ignore_errors=True)
+        save_weights(policy, temporary)
+        shutil.rmtree(folder, ignore_errors=True)
+        temporary.rename(folder)
+
+
+def save_weights(policy: Qwen3MoeForCausalLM, folder: Path) -> None:
+    """`save_pretrained`, with a failed write raised as OSError; safetensors has an error of its own."""
+    try:
+        policy.save_pretrained(folder)
+    except SafetensorError as error:
+        free = shutil.disk_usage(folder).free
+        code = errno.ENOSPC if "os error 28" in str(error) or free < 2**20 else errno.EIO
+        raise OSError(code, os.strerror(code), str(folder)) from error
