@@ -11,7 +11,7 @@ cache; lengths are drawn beforehand, so that both make the same tokens.
 2. Equal: 256 sequences of 96 tokens. Compared: time per token.
 
 `generate` runs with each of transformers' expert implementations and the fastest counts; it keeps no
-log-probs, while the engine's sampler records one for each token. Exits 1 when the ratios are below 2.5 and 1.3.
+log-probs, while the engine's sampler records one for each token. Exits 1 when a ratio is below 2.5 or 1.3.
 """
 
 import statistics
