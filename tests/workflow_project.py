@@ -19,7 +19,7 @@ SMOKE = "experiments/scales/smoke.yaml"
 SNAKEMAKE = [sys.executable, "-m", "snakemake"]
 
 TRAIN = """
-import argparse, os, sys, time
+import argparse, json, os, sys, time
 from pathlib import Path
 from sao import config
 from sao.runlog import RunDirectory, RunError
@@ -41,7 +41,7 @@ try:
             with steps.open("a") as file:
                 file.write(f"{step}\\n")
             print(f"{options.row} step {step}")
-        (path / "seal.json").write_text("{}")
+        (path / "seal.json").write_text(json.dumps({"digest": settings.digest()}))
 except RunError as error:
     sys.exit(str(error))
 """
