@@ -441,6 +441,19 @@ def test_evaluation_records_environment_errors() -> None:
     assert [line["turns"] for line in lines[:5]] == [2, 2, 0, 2, 1]
 
 
+def test_evaluation_draws_depend_on_seed_and_step_alone() -> None:
+    """All rows of a seed meet the same draws at a step; another step or seed brings others."""
+
+    def tokens(row: str, step: int, seed: int) -> list[list[int]]:
+        run = run_config(row, sampler={"slots": 4, "max_tokens": 64})
+        policy, environment = tiny_policy(model=SMALL_MODEL), ToyEnvironment(pool=6)
+        return [rollout.token_ids for rollout in evaluate(run, environment, policy, step, 1.0, seed)]
+
+    first = tokens("sao", 3, seed=0)
+    assert tokens("grpo_dis", 3, seed=0) == first
+    assert tokens("sao", 4, seed=0) != first and tokens("sao", 3, seed=1) != first
+
+
 # --- DAPO's dynamic sampling -------------------------------------------------------------------------------
 
 
