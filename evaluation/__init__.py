@@ -1,0 +1,1 @@
+"""Benchmarks: they run a policy over HTTP, grade its answers and keep every sample."""

@@ -1,0 +1,1 @@
+"""The mathematics benchmarks: data, Python tool, conversation, grading and runner."""
