@@ -1,0 +1,243 @@
+"""Loads the benchmarks through `datasets`, checks them, and corrects known faults.
+
+    python -m evaluation.math.data check imo_answerbench [--data-dir FOLDER] [--unpatched]
+
+`experiments/benchmarks.yaml` says where each benchmark comes from and what its rows hash to. Rows come from
+the hub or the owner's file, cached by `datasets`, or from a file in `data_dir` (jsonl, csv or parquet, under
+the benchmark's name). Whatever has no checksum yet gets one at its first reading, in a lock file.
+"""
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from evaluation.math.data_checks import Finding, check_problems
+from evaluation.math.problems import DataError, Problem, checksum, read_patches
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PINS = REPOSITORY / "experiments" / "benchmarks.yaml"
+LOCK = REPOSITORY / "experiments" / "benchmarks.lock.yaml"
+PATCHES = Path(__file__).resolve().parent / "patches"
+UNVERIFIED = "unverified"
+_BUILDERS = {".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
+_CSV_OPTIONS = {"keep_default_na": False}  # an answer may be "None"
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A loaded benchmark: its problems, where they came from, and what was done to them.
+
+    `patch_set` names the corrections that the rows carry, or is None; scores travel with it. `sha256` is of
+    the rows as read, before corrections.
+    """
+
+    name: str
+    title: str
+    problems: tuple[Problem, ...]
+    source: str
+    revision: str
+    sha256: str
+    patch_set: str | None
+    findings: tuple[Finding, ...]
+
+
+def benchmark_names(pins: Path = PINS) -> list[str]:
+    """Names of the benchmarks that can be loaded."""
+    return list(_pins(pins))
+
+
+def load_benchmark(
+    name: str,
+    data_dir: Path | None = None,
+    *,
+    patched: bool = True,
+    cache_dir: Path | None = None,
+    pins: Path = PINS,
+    lock: Path = LOCK,
+) -> Benchmark:
+    """Load one benchmark. Raises DataError for data that is missing, changed or damaged.
+
+    `data_dir` reads a file there instead of the network. `patched=False` leaves known faults in, for scores
+    on the data as published.
+    """
+    benchmark = read_benchmark(name, data_dir, patched=patched, cache_dir=cache_dir, pins=pins, lock=lock)
+    errors = [finding for finding in benchmark.findings if finding.severity == "error"]
+    if errors and patched:
+        raise DataError(f"{name} from {benchmark.source}: {len(errors)} faults, first: {errors[0]}")
+    return benchmark
+
+
+def read_benchmark(
+    name: str, data_dir: Path | None, *, patched: bool, cache_dir: Path | None, pins: Path, lock: Path
+) -> Benchmark:
+    """As `load_benchmark`, with damaged rows as findings instead of an exception."""
+    known = _pins(pins)
+    if name not in known:
+        raise DataError(f"no benchmark {name!r}; there are {', '.join(known)}")
+    pin = known[name]
+    record = _locked(lock).get(name, {})
+    revision = pin["revision"] if pin["revision"] != UNVERIFIED else record.get("revision", UNVERIFIED)
+    if data_dir is not None:
+        rows, source = _read_folder(name, data_dir, cache_dir)
+    else:
+        rows, source, revision = _download(name, pin, revision, cache_dir)
+    problems = _problems(name, rows, pin["columns"], source)
+    digest = checksum(problems)
+    expected = pin["sha256"] if pin["sha256"] != UNVERIFIED else record.get("sha256", UNVERIFIED)
+    if expected not in (digest, UNVERIFIED):
+        where = pins if pin["sha256"] != UNVERIFIED else lock
+        raise DataError(
+            f"{name} from {source}: the rows have SHA-256 {digest[:12]}..., {where.name} has "
+            f"{expected[:12]}...; the data changed: use the recorded revision, or review the change and "
+            "record it"
+        )
+    findings = check_problems(problems, pin["rows"], pin["answers"])
+    patch_set = None
+    if patched and "patches" in pin:
+        patches = read_patches(PATCHES / pin["patches"])
+        problems, patch_set = patches.apply(problems), patches.name
+        findings = check_problems(problems, pin["rows"], pin["answers"])
+    unrecorded = expected == UNVERIFIED or (
+        pin["revision"] == record.get("revision") == UNVERIFIED and revision != UNVERIFIED
+    )
+    if unrecorded and not any(finding.severity == "error" for finding in findings):
+        record = {"revision": revision, "sha256": digest, "rows": len(problems), "source": source}
+        _record(lock, name, record)
+    return Benchmark(name, pin["title"], problems, source, revision, digest, patch_set, tuple(findings))
+
+
+def _pins(path: Path) -> dict[str, dict[str, Any]]:
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+def _locked(path: Path) -> dict[str, dict[str, Any]]:
+    return (yaml.safe_load(path.read_text(encoding="utf-8")) or {}) if path.exists() else {}
+
+
+def _record(path: Path, name: str, record: dict[str, Any]) -> None:
+    """Add a benchmark to the lock file, in whole or not at all."""
+    content = {**_locked(path), name: record}
+    unfinished = path.with_suffix(".part")
+    unfinished.write_text(yaml.safe_dump(content, sort_keys=True), encoding="utf-8")
+    unfinished.replace(path)
+
+
+def _download(
+    name: str, pin: Mapping[str, Any], revision: str, cache_dir: Path | None
+) -> tuple[Iterable[Mapping[str, Any]], str, str]:
+    """Rows, source and revision from the network or the cache of `datasets`."""
+    import datasets
+
+    datasets.disable_progress_bars()
+    cache = str(cache_dir) if cache_dir is not None else None
+    address = pin.get("hub") or pin["url"].format(revision=revision)
+    try:
+        if "hub" in pin:
+            if revision == UNVERIFIED:
+                from huggingface_hub import HfApi
+
+                revision = str(HfApi().dataset_info(pin["hub"], timeout=30).sha)
+            rows = datasets.load_dataset(pin["hub"], split=pin["split"], revision=revision, cache_dir=cache)
+        else:
+            rows = datasets.load_dataset(
+                "csv", data_files=address, split="train", cache_dir=cache, **_CSV_OPTIONS
+            )
+    except Exception as problem:  # network, hub and builder errors have no common base
+        reason = _first_line(problem)
+        columns = ", ".join(pin["columns"].values())
+        raise DataError(
+            f"{name}: {address} can neither be downloaded nor found in the cache ({reason}); copy it by "
+            f"hand as {name}.jsonl, .csv or .parquet with the columns {columns} and name its folder with "
+            "--data-dir"
+        ) from None
+    return rows, address, revision
+
+
+def _read_folder(name: str, folder: Path, cache_dir: Path | None) -> tuple[Iterable[Mapping[str, Any]], str]:
+    """Rows of the benchmark's file in a folder."""
+    import datasets
+
+    datasets.disable_progress_bars()
+    cache = str(cache_dir) if cache_dir is not None else None
+    found = [folder / f"{name}{suffix}" for suffix in _BUILDERS if (folder / f"{name}{suffix}").exists()]
+    if len(found) != 1:
+        state = "several files" if found else "no file"
+        wanted = " or ".join(f"{name}{suffix}" for suffix in _BUILDERS)
+        raise DataError(f"{name}: {state} in {folder}; it has to hold one of {wanted}")
+    builder = _BUILDERS[found[0].suffix]
+    options = _CSV_OPTIONS if builder == "csv" else {}
+    try:
+        rows = datasets.load_dataset(
+            builder, data_files=str(found[0]), split="train", cache_dir=cache, **options
+        )
+    except Exception as problem:
+        raise DataError(f"{found[0]}: not readable as {builder}: {_first_line(problem)}") from None
+    return rows, found[0].name
+
+
+def _first_line(problem: Exception) -> str:
+    return (str(problem).strip().splitlines() or [type(problem).__name__])[0][:120]
+
+
+def _problems(
+    name: str, rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str], source: str
+) -> tuple[Problem, ...]:
+    """Rows as problems; integer answers and ids become text, missing ids the row's number."""
+    problems = []
+    for number, row in enumerate(rows, start=1):
+        missing = [columns[key] for key in ("problem", "answer") if columns[key] not in row]
+        if missing:
+            raise DataError(f"{name} from {source}: no column {' or '.join(missing)}; found {', '.join(row)}")
+        category = row.get(columns.get("category", ""))
+        problems.append(
+            Problem(
+                id=str(row.get(columns.get("id", ""), number)),
+                problem=str(row[columns["problem"]]),
+                answer=str(row[columns["answer"]]).strip(),
+                category=", ".join(category) if isinstance(category, list) else category,
+            )
+        )
+    return tuple(problems)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m evaluation.math.data", description="Benchmark data.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    command = commands.add_parser("check", help="load a benchmark and print what its rows are found to be")
+    command.add_argument("benchmark", help=", ".join(benchmark_names()))
+    command.add_argument("--data-dir", type=Path, help="folder that holds the benchmark's file")
+    command.add_argument("--unpatched", action="store_true", help="leave out the corrections of known faults")
+    options = parser.parse_args(arguments)
+    try:
+        benchmark = read_benchmark(
+            options.benchmark,
+            options.data_dir,
+            patched=not options.unpatched,
+            cache_dir=None,
+            pins=PINS,
+            lock=LOCK,
+        )
+    except DataError as problem:
+        print(problem, file=sys.stderr)
+        return 2
+    for finding in benchmark.findings:
+        print(finding)
+    counts = Counter(finding.severity for finding in benchmark.findings)
+    print(
+        f"{benchmark.title}: {len(benchmark.problems)} problems from {benchmark.source} at "
+        f"{benchmark.revision}, SHA-256 {benchmark.sha256[:12]}..., "
+        f"patch set {benchmark.patch_set or 'none'}: "
+        f"{counts['error']} errors, {counts['warning']} warnings, {counts['note']} judge_only"
+    )
+    return 1 if counts["error"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
