@@ -24,7 +24,7 @@ def test_every_direct_dependency_is_pinned_within_its_range() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     pins = constraints()
-    for text in project["dependencies"] + extras["train"] + extras["dev"]:
+    for text in project["dependencies"] + extras["train"] + extras["math"] + extras["dev"]:
         requirement = Requirement(text)
         assert requirement.specifier, f"{text} has no tested range"
         assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)]), text
@@ -42,7 +42,7 @@ def test_conda_environment_has_the_same_pins() -> None:
         assert str(requirement.specifier) == f"=={pins[canonicalize_name(requirement.name)]}"
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    direct = project["dependencies"] + extras["train"] + extras["dev"]
+    direct = project["dependencies"] + extras["train"] + extras["math"] + extras["dev"]
     names = {canonicalize_name(Requirement(text).name) for text in direct}
     assert {canonicalize_name(requirement.name) for requirement in listed} == names
 
