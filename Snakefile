@@ -4,6 +4,7 @@
 #   snakemake --cores 2 beyond                                     the rows that the paper lacks
 #   snakemake --cores 2 results/cpu/rows/vapo.md                   one row
 #   snakemake --cores 1 figures --config runs=results/logged/cpu   from logged runs; nothing is trained
+#   snakemake --cores 2 math --config scale=cpu_math               the mathematics benchmarks, sampled over HTTP
 #   snakemake --cores 1 plan                                       runs left, with their cost
 #
 # Switches: --config scale=cpu results=results seeds=5 runs=FOLDER
@@ -13,6 +14,8 @@ from pathlib import Path
 
 from snakemake.utils import min_version
 
+from evaluation.math.targets import evaluation_seals, policy_seal, untrained_rows
+from sao.config import load_scale
 from sao.grid import GridError, alternatives, open_grid
 
 min_version("9.27")
@@ -32,6 +35,16 @@ for message in GRID.refused.values():
     print(message, file=sys.stderr)
 
 OUT = GRID.root
+MATH_ROWS = [
+    row
+    for row in GRID.paper_rows()
+    if "table1" in GRID.artifacts and row in GRID.artifacts["table1"].rows
+]
+MATH_SEALS = (
+    evaluation_seals(load_scale(GRID.scale), OUT, MATH_ROWS, GRID.seeds)
+    if GRID.trains
+    else []
+)
 CLAIMS = expand("{out}/tables/claims.{kind}", out=OUT, kind=["csv", "md", "tex"])
 
 
@@ -86,6 +99,12 @@ rule beyond:
         ),
         f"{OUT}/tables/claims_beyond.csv",
         GRID.refusal_marker(["sao", *GRID.beyond_rows()]),
+
+
+rule math:
+    """The mathematics benchmarks of the rows without training and of Table 1's trained rows."""
+    input:
+        f"{OUT}/tables/math_scores.csv",
 
 
 rule grid:
@@ -160,6 +179,54 @@ rule train:
     shell:
         "python -u -m sao.train --results {params.results:q} --row {wildcards.row} --scale {params.scale}"
         " --seed {wildcards.seed} 2>&1 | tee -i {log:q}"
+
+
+rule evaluate_math:
+    """One benchmark of one policy. Declares the seal alone, so that samples outlive a failure."""
+    input:
+        lambda wildcards: ancient(
+            policy_seal(
+                load_scale(GRID.scale), OUT, wildcards.policy, wildcards.policy_seed
+            )
+        ),
+    output:
+        f"{OUT}/evaluations/{{policy}}/seed{{policy_seed}}/step{{step}}/{{benchmark}}/seal.json",
+    log:
+        f"{OUT}/logs/evaluations/{{policy}}.seed{{policy_seed}}.step{{step}}.{{benchmark}}.log",
+    wildcard_constraints:
+        policy=alternatives([*GRID.rows, *untrained_rows()]),
+        policy_seed=r"\d+",
+        step=r"\d+",
+        benchmark="[a-z0-9_]+",
+    retries: 1
+    conda:
+        "environment.yml"
+    threads: 2
+    resources:
+        mem_mb=3000,
+    params:
+        results=lambda wildcards: GRID.results,
+        scale=GRID.scale,
+    shell:
+        "python -u -m evaluation.math.runner --results {params.results:q} --row {wildcards.policy} --scale {params.scale}"
+        " --seed {wildcards.policy_seed} --step {wildcards.step} --benchmark {wildcards.benchmark} 2>&1 | tee -i {log:q}"
+
+
+rule math_scores:
+    """Scores of all mathematics evaluations with their errors, and the lines of every problem."""
+    input:
+        MATH_SEALS,
+    output:
+        multiext(f"{OUT}/tables/math", "_scores.csv", "_scores.md", "_problems.csv"),
+    log:
+        f"{OUT}/logs/tables/math_scores.log",
+    conda:
+        "environment.yml"
+    params:
+        evaluations=f"{OUT}/evaluations",
+        out=subpath(output[0], parent=True),
+    shell:
+        "python -m evaluation.summary --evaluations {params.evaluations:q} --out {params.out:q} > {log:q} 2>&1"
 
 
 rule table:

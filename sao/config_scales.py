@@ -74,7 +74,25 @@ class StyleTask(Pools):
         return self
 
 
-Task = Annotated[LocksTask | StyleTask, Field(discriminator="environment")]
+class ArithmeticTask(Pools):
+    environment: Literal["python_math"] = key("generated arithmetic that needs the Python tool")
+    digits_min: int = count("fewest digits of a problem's numbers")
+    digits_max: int = count("most digits of a problem's numbers")
+    max_tokens: int = count("longest trajectory: prompt, actions and observations (tokens)")
+    max_turns: int = count("most actions of a trajectory")
+    vocabulary_size: int = count("most tokens of the tokenizer, which is trained on the task's texts")
+    benchmarks: tuple[str, ...] = key("benchmarks that the workflow's target `math` samples", min_length=1)
+    demonstrator_guess_odds: float = share("odds that the demonstrator answers without the tool")
+    demonstrator_slip_odds: float = share("odds that its code has a number wrong")
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if self.digits_min > self.digits_max:
+            raise ValueError(f"digits_min: {self.digits_min} is above digits_max {self.digits_max}")
+        return self
+
+
+Task = Annotated[LocksTask | StyleTask | ArithmeticTask, Field(discriminator="environment")]
 
 
 class Tasks(Block):

@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 
 from sao.config_files import ROOT, models_in
 from sao.config_rows import RowConfig
-from sao.config_scales import LocksTask, ScaleConfig, StyleTask
+from sao.config_scales import ArithmeticTask, LocksTask, ScaleConfig, StyleTask
 from sao.runlog_schema import TABLES, Column
 
 DOCUMENTS = (ROOT / "docs" / "configuration.md", ROOT / "docs" / "run_directory.md")
@@ -30,6 +30,7 @@ def tables() -> dict[str, str]:
     found["row"] = _keys(RowConfig)
     found["scale"] = _keys(ScaleConfig)
     found["locks"], found["style"] = _keys(LocksTask), _keys(StyleTask)
+    found["arithmetic"] = _keys(ArithmeticTask)
     return found
 
 

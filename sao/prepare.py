@@ -110,8 +110,8 @@ def warm_start(scale: config.Scale, task_name: str, folder: Path) -> None:
     """Trains and evaluates the warm-started policy of a task."""
     from sao.environments import make_environment
     from sao.local.evaluation import evaluate, evaluation_lines
-    from sao.local.model import save_weights
-    from sao.local.warm_start import train_policy
+    from sao.local.model import export_policy
+    from sao.local.warm_start import initial_policy, train_policy
     from sao.runlog import EVALUATION_COLUMNS, append_records
 
     task = scale.task(task_name)
@@ -120,7 +120,10 @@ def warm_start(scale: config.Scale, task_name: str, folder: Path) -> None:
     policy = train_policy(scale, environment, PREPARATION_SEED, progress)
 
     def write(temporary: Path) -> None:
-        save_weights(policy, temporary / "policy")
+        export_policy(policy, temporary / "policy", environment.tokenizer)
+        if environment.tokenizer is not None:  # a text task: its benchmarks also show the untrained policy
+            untrained = initial_policy(scale, environment, PREPARATION_SEED)
+            export_policy(untrained, temporary / "initial_policy", environment.tokenizer)
         write_progress(temporary, progress)
         rollouts = evaluate(scale, environment, policy, step=0, progress=0.0, seed=PREPARATION_SEED)
         lines = evaluation_lines(rollouts, task_name, step=0)

@@ -177,7 +177,7 @@ def test_row_files_state_only_what_differs_from_sao() -> None:
 
 
 def test_every_row_resolves_at_every_scale_of_its_domain() -> None:
-    assert config.scale_names() == ("cpu", "cpu_long", "cpu_plain", "smoke")
+    assert config.scale_names() == ("cpu", "cpu_long", "cpu_math", "cpu_plain", "smoke", "smoke_math")
     for name in config.scale_names():
         scale = load_scale(name)
         for row in scale.rows():
@@ -392,7 +392,7 @@ def test_command_line(capsys: pytest.CaptureFixture[str], experiments: Path) -> 
         and resolve("vapo", "cpu", 2).digest() in shown
     )
     assert config.main(["check"]) == 0
-    assert "23 rows at 4 scales are valid" in capsys.readouterr().out
+    assert "23 rows at 6 scales are valid" in capsys.readouterr().out
     assert config.main(["show", "vap"]) == 2
     assert "did you mean vapo?" in capsys.readouterr().err
     (experiments / "rows" / "vapo.yaml").write_text("title: x\ncritic: {freezed: none}\n")

@@ -89,6 +89,7 @@ class Project:
         for name in (
             "Snakefile",
             "environment.yml",
+            "evaluation",
             "profiles",
             "experiments/artifacts.yaml",
             "experiments/scales",

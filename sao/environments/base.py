@@ -70,6 +70,8 @@ class Environment(Protocol):
     """Text of each token id; id 0 is padding and no episode contains it."""
     max_episode_tokens: int
     """Longest possible episode: prompt, actions and observations."""
+    tokenizer: Any
+    """What turns text into ids (a transformers tokenizer), None where the task has no text."""
 
     def instances(self, split: Split) -> list[Instance]:
         """Return the pool of a split, always the same instances in the same order; the splits share none."""

@@ -138,6 +138,8 @@ def action(kind: int, guess: int) -> list[int]:
 class LocksEnvironment:
     """The instances, episodes and demonstrations of one `locks` task block."""
 
+    tokenizer = None
+
     def __init__(self, task: "LocksTask") -> None:
         self._task = task
         # A task whose block cannot make instances fails here, before anything is trained.

@@ -132,6 +132,8 @@ class StyleEpisode:
 class StyleEnvironment:
     """The instances, episodes and demonstrations of one `style` task block."""
 
+    tokenizer = None
+
     def __init__(self, task: "StyleTask") -> None:
         self._task = task
         self.lexicon = Lexicon(task)

@@ -153,12 +153,17 @@ def load_policy(path: Path) -> Qwen3MoeForCausalLM:
     )
 
 
-def export_policy(policy: Qwen3MoeForCausalLM, folder: Path) -> None:
-    """Write weights and config as transformers does; the folder gets its name once it is complete."""
+def export_policy(policy: Qwen3MoeForCausalLM, folder: Path, tokenizer: Any = None) -> None:
+    """Write weights and config as transformers does, and the task's tokenizer if there is one.
+
+    The folder gets its name once it is complete.
+    """
     temporary = folder.with_name(f".{folder.name}.tmp")
     with writing(folder):
         shutil.rmtree(temporary, ignore_errors=True)
         save_weights(policy, temporary)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(temporary)
         shutil.rmtree(folder, ignore_errors=True)
         temporary.rename(folder)
 

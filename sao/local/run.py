@@ -122,7 +122,7 @@ class LocalRun:
         rollouts = evaluate(self.run, self.environment, policy, step, progress, self.run.seed)
         shown = [rollout.to_trajectory() for rollout in rollouts if rollout.status != "environment_error"]
         self.directory.log_trajectories(self._trajectory_lines(shown[:LOGGED_TRAJECTORIES], step))
-        export_policy(policy, self.directory.weights_path(step))
+        export_policy(policy, self.directory.weights_path(step), self.environment.tokenizer)
         # Last, because a run with all its evaluations counts as complete.
         self.directory.log_evaluations(evaluation_lines(rollouts, self.run.task.name, step))
 

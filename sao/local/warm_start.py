@@ -37,12 +37,17 @@ LEARNING_RATE_WARM_UP_STEPS = 50
 GRADIENT_CLIP = 1.0
 
 
+def initial_policy(scale: ScaleSettings, environment: Environment, seed: int) -> Qwen3MoeForCausalLM:
+    """The fresh policy that fine-tuning starts from."""
+    return build_policy(scale.model, len(environment.vocabulary), scale.sampler.max_tokens, seed)
+
+
 def train_policy(
     scale: ScaleSettings, environment: Environment, seed: int, report: Report
 ) -> Qwen3MoeForCausalLM:
     """Fine-tune a fresh policy on the demonstrator's action tokens (AdamW, cosine learning rate)."""
     settings = scale.warm_start
-    policy = build_policy(scale.model, len(environment.vocabulary), scale.sampler.max_tokens, seed)
+    policy = initial_policy(scale, environment, seed)
     rng = np.random.default_rng([seed, 4])
     demonstrations = [environment.demonstration(rng)[:2] for _ in range(settings.demonstrations)]
     optimizer = torch.optim.AdamW(

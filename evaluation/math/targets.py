@@ -1,0 +1,45 @@
+"""What the workflow's target `math` evaluates, and what each evaluation starts from. Imports no torch.
+
+results/<scale>/evaluations/<row>/seed<k>/step<n>/<benchmark>/seal.json
+"""
+
+from collections.abc import Iterable
+
+from evaluation.math.protocol import BENCHMARKS
+from sao.config import Scale
+
+BASE_ROWS = {"base_python": "initial_policy", "sft_python": "policy"}
+"""Rows without training by the folder of their policy in the warm start; each also without the tool."""
+
+
+def with_python(row: str) -> str:
+    """The row that samples the same policy with the tool."""
+    return row.replace("_no_python", "_python")
+
+
+def untrained_rows() -> list[str]:
+    """Rows of Table 1 that are not trained by reinforcement learning, with and without the tool."""
+    return [form for row in BASE_ROWS for form in (row, row.replace("_python", "_no_python"))]
+
+
+def policy_seal(scale: Scale, root: str, row: str, seed: int | str) -> str:
+    """Seal of the run or of the warm start that made a row's policy; `root` is results/<scale>."""
+    if with_python(row) in BASE_ROWS:
+        task = scale.tasks.reasoning
+        return f"{root}/prepare/{task.name if task else 'none'}/warm_start/seal.json"
+    return f"{root}/runs/{row}/seed{seed}/seal.json"
+
+
+def evaluation_seals(scale: Scale, root: str, trained: Iterable[str], seeds: Iterable[int]) -> list[str]:
+    """Seals of the scale's benchmarks for the rows without training and the last step of trained ones.
+
+    Empty at a scale whose task has no text, and so no benchmarks.
+    """
+    task = scale.tasks.reasoning
+    if task is None or task.environment != "python_math":
+        return []
+    last = scale.evaluation.steps[-1]
+    places = [f"{row}/seed0/step0" for row in untrained_rows()]
+    places += [f"{row}/seed{seed}/step{last}" for row in trained for seed in seeds]
+    benchmarks = [name for name in BENCHMARKS if name in task.benchmarks]
+    return [f"{root}/evaluations/{place}/{name}/seal.json" for place in places for name in benchmarks]
