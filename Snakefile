@@ -9,7 +9,9 @@
 #
 # Switches: --config scale=cpu results=results seeds=5 runs=FOLDER
 import os
+import signal
 import sys
+import time
 from pathlib import Path
 
 from snakemake.utils import min_version
@@ -33,6 +35,21 @@ except GridError as error:
 
 for message in GRID.refused.values():
     print(message, file=sys.stderr)
+
+INTERRUPTS = []  # when Ctrl-C stopped the workflow, in seconds
+
+
+def interrupt(signal_number, frame):
+    """Let a second Ctrl-C right after the first not cut short how Snakemake ends; the jobs get both."""
+    now = time.monotonic()
+    if not INTERRUPTS or now - INTERRUPTS[-1] > 3:
+        INTERRUPTS.append(now)
+        raise KeyboardInterrupt
+
+
+# Where the shell had interrupts ignored, as for a background command, they stay so.
+if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, interrupt)
 
 OUT = GRID.root
 MATH_ROWS = [
@@ -355,7 +372,7 @@ rule refuse:
 # After a failure, what the failed runs' rows would have shown is made from what there is, and dated before all runs,
 # so that the workflow makes it again.
 onerror:
-    if any("on user request" in Path(file).read_text() for file in log):
+    if INTERRUPTS:
         print(
             "Stopped. Finished runs are kept; the same command continues the others from their checkpoints.",
             file=sys.stderr,

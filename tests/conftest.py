@@ -1,7 +1,14 @@
 """Settings of all tests."""
 
+import signal
+
 from hypothesis import settings
 
 # A deadline measures how busy the machine is, and fails tests at random where other work runs beside them.
 settings.register_profile("any_machine", deadline=None)
 settings.load_profile("any_machine")
+
+# A shell starts background commands with interrupts ignored, and their children inherit that: the commands
+# that the tests start must be open to Ctrl-C however the tests themselves were started.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
