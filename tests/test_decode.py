@@ -20,7 +20,7 @@ from local_engine import (
 from torch import Tensor
 from transformers import Qwen3MoeForCausalLM
 
-from sao.local.decode import DecodeEngine, round_to_float8
+from sao.local.decode import ATTENTION_GROUP_ROWS, DecodeEngine, round_to_float8
 from sao.local.model import PackedTokens, export_policy, load_policy
 from sao.local.packed_batch import PackedBatch, policy_logprobs, prefix_values
 from sao.local.sampler import Sampler, sample_all
@@ -93,6 +93,35 @@ def test_decoded_logprobs_equal_the_plain_forward(
                 expected = plain_logprobs(policy, tokens)[end - 1]
                 assert abs(row[tokens[end]] - expected) < 1e-4
                 running[slot] = tokens, end
+
+
+def test_many_slots_of_unlike_contexts_decode_alike(policy: Qwen3MoeForCausalLM) -> None:
+    """More rows than share one attention call, in neighbouring and in scattered slots, one token and more."""
+    rng = np.random.default_rng(7)
+    slots = 3 * ATTENTION_GROUP_ROWS
+    engine = DecodeEngine(policy, slots, 2 * MAX_TOKENS, rounding="none")
+    sequences = [random_tokens(int(rng.integers(4, 2 * MAX_TOKENS)), seed) for seed in range(slots)]
+    expected = [plain_logprobs(policy, tokens) for tokens in sequences]
+    fed = [0] * slots
+    checked = 0
+    for step in range(2 * MAX_TOKENS):
+        busy = [slot for slot in range(slots) if fed[slot] < len(sequences[slot]) - 1]
+        if step % 2:
+            busy = rng.permutation(busy)[: 2 * len(busy) // 3].tolist()
+        starts = [fed[slot] for slot in busy]
+        sizes = [int(size) for size in rng.choice([1, 1, 1, 3], len(busy))]
+        chunks = [
+            sequences[slot][start : min(start + size, len(sequences[slot]) - 1)]
+            for slot, start, size in zip(busy, starts, sizes, strict=True)
+        ]
+        if not busy:
+            break
+        for slot, chunk, row in zip(busy, chunks, engine.step(busy, starts, chunks), strict=True):
+            fed[slot] += len(chunk)
+            found = row.log_softmax(-1)[sequences[slot][fed[slot]]]
+            assert abs(found - expected[slot][fed[slot] - 1]) < 1e-4
+            checked += 1
+    assert checked > 10 * slots
 
 
 def test_sampled_logprobs_equal_the_trainers(policy: Qwen3MoeForCausalLM) -> None:

@@ -10,7 +10,7 @@ from sao.local.decode import DecodeEngine
 from sao.trajectory import Status, Trajectory
 
 
-@dataclass
+@dataclass(slots=True)
 class Rollout:
     """A trajectory under way (or just finished) in a slot; ticks are those of the virtual clock.
 
@@ -99,8 +99,7 @@ class Sampler:
             [rollout.token_ids[rollout.fed :] for rollout in active],
         )
         logprobs = (logits / self.temperature).log_softmax(-1)
-        noise = torch.empty_like(logprobs).exponential_(generator=self.generator)
-        tokens = (logprobs - noise.log()).argmax(-1)  # Gumbel-max: a draw from the softmax
+        tokens = self._draw(logprobs)
         chosen = logprobs.gather(1, tokens[:, None])[:, 0]
         for rollout, token, logprob in zip(active, tokens.tolist(), chosen.tolist(), strict=True):
             self._append(rollout, token, logprob)
@@ -111,23 +110,31 @@ class Sampler:
             self.free_slots.append(rollout.slot)
         return finished
 
+    def _draw(self, logprobs: torch.Tensor) -> torch.Tensor:
+        """A token of each row's distribution [rows, vocabulary] by inverting its cumulative, int64 [rows]."""
+        cumulative = logprobs.exp().cumsum(-1, dtype=torch.float64)
+        uniform = torch.rand(
+            len(logprobs), 1, dtype=torch.float64, device=logprobs.device, generator=self.generator
+        )
+        tokens = torch.searchsorted(cumulative, uniform * cumulative[:, -1:], right=True)[:, 0]
+        return tokens.clamp_max(logprobs.shape[1] - 1)
+
     def forget_caches(self) -> None:
         """Make every rollout under way feed all its tokens again, so that its cache fits the new weights."""
         for rollout in self.rollouts.values():
             rollout.fed = 0
 
     def _append(self, rollout: Rollout, token: int, logprob: float) -> None:
-        position = len(rollout.token_ids)
-        rollout.fed = position
-        rollout.token_ids.append(token)
-        rollout.action.append(token)
+        tokens, action, episode = rollout.token_ids, rollout.action, rollout.episode
+        assert episode is not None  # rollouts in slots have one
+        rollout.fed = position = len(tokens)
+        tokens.append(token)
+        action.append(token)
         rollout.logprobs[position] = logprob
         rollout.versions[position] = self.version
-        full = position + 1 >= self.engine.max_tokens
-        assert rollout.episode is not None  # rollouts in slots have one
-        if rollout.episode.action_complete(rollout.action):
+        if episode.action_complete(action):
             self._act(rollout)
-        elif full:
+        elif position + 1 >= self.engine.max_tokens:
             self._close_action(rollout)
             rollout.status = "truncated"
 
