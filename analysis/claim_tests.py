@@ -202,7 +202,10 @@ def collapse_count(runs: Sequence[Run]) -> str:
     steps = [run.collapse_step for run in runs if run.collapse_step is not None]
     share = clopper_pearson(len(steps), len(runs))
     text = f"{runs[0].record.row}: {len(steps)} of {len(runs)} seeds collapsed"
-    where = f" at step {' and '.join(map(str, sorted(set(steps))))}" if steps else ""
+    where = ""
+    if steps:
+        span = f"step {min(steps)}" if len(set(steps)) == 1 else f"steps {min(steps)} to {max(steps)}"
+        where = f" at {span}"
     return f"{text}{where} (exact interval {share.low:.0%} to {share.high:.0%})"
 
 

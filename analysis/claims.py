@@ -65,7 +65,7 @@ def judge(logs: Logs, claim: Claim) -> dict[str, object]:
         "part": claim.part,
         "statement": claim.statement,
         "place": claim.place,
-        "test": claim.test,
+        "test": claim.test.replace("_", " "),
         "effect": np.nan,
         "low": np.nan,
         "high": np.nan,

@@ -38,7 +38,7 @@ def pick_artifacts(chosen: str | None, known: Iterable[str]) -> list[str]:
     if chosen not in names:
         close = difflib.get_close_matches(chosen, names, n=1)
         hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(names)}"
-        raise AnalysisError(f"--artifact {chosen}: not in experiments/artifacts.yaml; {hint}")
+        raise AnalysisError(f"--artifact {chosen}: this command makes no such artifact; {hint}")
     return [chosen]
 
 

@@ -109,7 +109,9 @@ def _seeds_cell(lines: pd.DataFrame) -> str:
 
 def _compute_cell(lines: pd.DataFrame) -> str:
     minutes = lines["cpu_minutes"].dropna()
-    return EMPTY if minutes.empty else f"{minutes.iloc[0]:.1f}"
+    if minutes.empty:
+        return EMPTY
+    return f"{minutes.iloc[0]:.1f}" if minutes.iloc[0] >= 0.05 else "< 0.1"
 
 
 def _notes_cell(lines: pd.DataFrame, kind: str) -> str:

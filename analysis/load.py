@@ -36,7 +36,7 @@ class Outcomes:
         if self.problems != other.problems:
             raise AnalysisError(
                 "two rows were evaluated on different held-out problems, so they cannot be paired; "
-                "archive the older one and train it again (python -m sao.runlog archive)"
+                "archive the older one (python -m sao.runlog archive ROW --scale SCALE) and train it again"
             )
         seeds = tuple(seed for seed in self.seeds if seed in other.seeds)
         if not seeds:
@@ -173,7 +173,7 @@ def stack_outcomes(
         if not outcomes.index.equals(taken[0].index):
             raise AnalysisError(
                 f"{run.directory}: evaluated on other problems than {runs[0].directory}; "
-                "archive the older run and train it again (python -m sao.runlog archive)"
+                "archive the older run (python -m sao.runlog archive ROW --scale SCALE) and train it again"
             )
     kept = [problem for problem in taken[0].index if band is None or runs[0].bands.get(problem) == band]
     if not kept:

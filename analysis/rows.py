@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from analysis.load import Logs
 
-PLANNED = "planned"
+NOT_RUN = "not run"
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ def row_status(logs: Logs, row: str) -> RowStatus:
         reasons.setdefault(_reason(logs, row, seed), []).append(seed)
     finished = sum(run.finished for run in runs.values())
     if not finished and len(reasons) <= 1:
-        return RowStatus(0, len(seeds), next(iter(reasons), PLANNED))
+        return RowStatus(0, len(seeds), next(iter(reasons), NOT_RUN))
     note = "; ".join(f"seed {', '.join(map(str, seeds))}: {reason}" for reason, seeds in reasons.items())
     return RowStatus(finished, len(seeds), note)
 
@@ -39,10 +39,10 @@ def row_status(logs: Logs, row: str) -> RowStatus:
 def _reason(logs: Logs, row: str, seed: int) -> str:
     run = logs.runs.get(row, {}).get(seed)
     if run is None:
-        return PLANNED
+        return NOT_RUN
     status, detail = run.record.status, run.record.status_detail
     if status == "running":
         return detail if detail.startswith("stopped") else f"running at {detail}"
     if status == "refused":
         return "refused: it has other settings than the grid (python -m sao.runlog check says which)"
-    return PLANNED if status == "planned" else f"{status}: {detail}"
+    return NOT_RUN if status == "planned" else f"{status}: {detail}"

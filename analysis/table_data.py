@@ -7,7 +7,7 @@ import pandas as pd
 
 from analysis.artifacts import Artifacts, Table, TableRow, load_artifacts, load_published, row_label
 from analysis.load import Logs, Outcomes, Run, stack_outcomes
-from analysis.rows import row_status
+from analysis.rows import NOT_RUN, row_status
 from analysis.statistics import Interval, accuracy_interval, crossed_bootstrap
 
 COLUMNS = (
@@ -132,7 +132,7 @@ def _warm_start_lines(logs: Logs, table: Table, columns: dict[str, str | None]) 
     start = logs.warm_starts.get(task_of(logs, table))
     common: Line = {"label": row_label("warm_start"), "measure": WARM_START}
     if start is None:
-        return [common | {"column": column, "seeds": 0, "status": "planned"} for column in columns]
+        return [common | {"column": column, "seeds": 0, "status": NOT_RUN} for column in columns]
     lines = []
     for column, band in columns.items():
         kept = [problem for problem in start.outcomes.index if band in (None, start.bands.get(problem))]

@@ -178,15 +178,26 @@ class Grid:
                     os.utime(path, (0, 0))
 
     def check_targets(self, arguments: Iterable[str]) -> None:
-        """Raise GridError for the page of a row that this grid lacks: a misspelt row, or another scale's."""
+        """Raise GridError for a row, table or figure that this grid lacks: misspelt, or another scale's."""
+        kinds = {"rows": ("row", list(self.rows)), "runs": ("row", list(self.rows))}
+        others = ["claims", "claims_beyond", "math_scores", "math_problems"]
+        kinds |= {
+            "tables": ("table", [*self.names("table"), *others]),
+            "figures": ("figure", self.names("figure")),
+        }
         for argument in arguments:
-            page = re.fullmatch(r"(?P<root>.+)/rows/(?P<row>[^/]+)\.md", argument)
-            if page and page["root"] != self.root and Path(page["root"]).parent == Path(self.results):
-                scale = Path(page["root"]).name
+            target = re.fullmatch(
+                rf"(?P<root>[^=]+)/(?P<folder>{'|'.join(kinds)})/(?P<name>[^/.]+)[/.].*", argument
+            )
+            if target is None:
+                continue
+            if target["root"] != self.root and Path(target["root"]).parent == Path(self.results):
+                scale = Path(target["root"]).name
                 raise GridError(f"{argument}: is not of scale {self.scale}; add --config scale={scale}")
-            if page and page["root"] == self.root and page["row"] not in self.rows:
-                hint = closest(page["row"], self.rows)
-                raise GridError(f"{argument}: scale {self.scale} has no row {page['row']}{hint}")
+            kind, known = kinds[target["folder"]]
+            if target["root"] == self.root and target["name"] not in known:
+                hint = closest(target["name"], known)
+                raise GridError(f"{argument}: scale {self.scale} has no {kind} {target['name']}{hint}")
 
 
 def open_grid(given: Mapping[str, Any]) -> Grid:

@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 import os
+import re
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -52,14 +53,29 @@ def write_json(path: Path, content: Any) -> None:
     write_atomic(path, (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
 
 
+def archive_advice(path: Path) -> str:
+    """What to do about a damaged run: the archive command of the run directory in which `path` lies."""
+    parts = path.resolve().parts
+    seeds = [place for place, part in enumerate(parts) if re.fullmatch(r"seed\d+", part)]
+    place = seeds[-1] if seeds else 0
+    if place < 4 or parts[place - 2] != "runs":
+        return "archive the run and train it again"
+    scale, _, row, seed = parts[place - 3 : place + 1]
+    command = f"python -m sao.runlog archive {row} --scale {scale} --seed {seed.removeprefix('seed')}"
+    results = Path(*parts[: place - 3])
+    if results != Path("results").resolve():
+        command += f" --results {results}"
+    return f"archive the run ({command}) and train it again"
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file; RunError where it is damaged."""
     try:
         content = json.loads(path.read_bytes())
     except (ValueError, OSError) as error:
-        raise RunError(f"{path}: cannot be read: {error}; archive the run and train it again") from None
+        raise RunError(f"{path}: cannot be read: {error}; {archive_advice(path)}") from None
     if not isinstance(content, dict):
-        raise RunError(f"{path}: holds no JSON object; archive the run and train it again")
+        raise RunError(f"{path}: holds no JSON object; {archive_advice(path)}")
     return content
 
 
@@ -119,9 +135,7 @@ def chunks(path: Path) -> Iterator[tuple[int, bytes]]:
         try:
             text = member.decompress(data[end:])
         except zlib.error as error:
-            raise RunError(
-                f"{path}: damaged after byte {end}: {error}; archive the run and train it again"
-            ) from None
+            raise RunError(f"{path}: damaged after byte {end}: {error}; {archive_advice(path)}") from None
         if not member.eof:
             return
         end = len(data) - len(member.unused_data)
@@ -152,9 +166,7 @@ def read_records(path: Path, strict: bool = False) -> list[dict[str, Any]]:
         whole = data[: data.rfind(b"\n") + 1]
         complete = len(whole) == len(data)
     if strict and not complete:
-        raise RunError(
-            f"{path}: its last line is incomplete; restore the file, or archive the run and train it again"
-        )
+        raise RunError(f"{path}: its last line is incomplete; restore the file, or {archive_advice(path)}")
     return [parsed(path, number, line) for number, line in enumerate(whole.splitlines(), start=1)]
 
 
@@ -167,9 +179,7 @@ def parsed(path: Path, number: int, line: bytes) -> dict[str, Any]:
         problem = "no record with a step"
     except ValueError:
         problem = "not valid JSON"
-    raise RunError(
-        f"{path}: line {number}: {problem}; restore the file, or archive the run and train it again"
-    )
+    raise RunError(f"{path}: line {number}: {problem}; restore the file, or {archive_advice(path)}")
 
 
 def _refuse_constant(name: str) -> float:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from sao.config import ConfigError, RunConfig, digest_of, resolve
-from sao.runlog_files import RunError, is_locked, read_json, read_records
+from sao.runlog_files import RunError, archive_advice, is_locked, read_json, read_records
 from sao.runlog_schema import EVALUATION_COLUMNS, METRIC_COLUMNS, Column
 
 if TYPE_CHECKING:
@@ -87,13 +87,9 @@ def read_spec(path: Path) -> dict[str, Any]:
     """The run's spec.json; RunError where it is damaged or its settings do not have the digest it states."""
     spec = read_json(path / "spec.json")
     if missing := [name for name in ("row", "scale", "seed", "digest", "config") if name not in spec]:
-        raise RunError(
-            f"{path / 'spec.json'}: lacks {', '.join(missing)}; archive the run and train it again"
-        )
+        raise RunError(f"{path / 'spec.json'}: lacks {', '.join(missing)}; {archive_advice(path)}")
     if digest_of(spec["config"]) != spec["digest"]:
-        raise RunError(
-            f"{path / 'spec.json'}: was changed by hand; restore it, or archive the run and train it again"
-        )
+        raise RunError(f"{path / 'spec.json'}: was changed by hand; restore it, or {archive_advice(path)}")
     return spec
 
 
@@ -210,9 +206,7 @@ def _status(path: Path, spec: dict[str, Any], metrics: "pd.DataFrame") -> tuple[
 def _verify_seal(path: Path, spec: dict[str, Any]) -> None:
     seal = read_json(path / "seal.json")
     if seal.get("digest") != spec["digest"]:
-        raise RunError(
-            f"{path / 'seal.json'}: seals other settings than spec.json; archive the run and train it again"
-        )
+        raise RunError(f"{path / 'seal.json'}: seals other settings than spec.json; {archive_advice(path)}")
     for name, fingerprint in seal.get("files", {}).items():
         file, compressed = path / name, path / f"{name}.gz"
         if not file.exists() and compressed.exists():
@@ -223,10 +217,12 @@ def _verify_seal(path: Path, spec: dict[str, Any]) -> None:
         elif name.endswith(".gz"):
             continue  # schedules and trajectories are not published
         else:
-            raise RunError(f"{file}: is missing, and the seal names it; restore the file, or archive the run")
+            raise RunError(
+                f"{file}: is missing, and the seal names it; restore the file, or {archive_advice(path)}"
+            )
         if hashlib.sha256(content).hexdigest() != fingerprint["sha256"]:
             raise RunError(
-                f"{file}: was changed after the run was sealed; restore the file, or archive the run"
+                f"{file}: was changed after the run was sealed; restore the file, or {archive_advice(path)}"
             )
 
 

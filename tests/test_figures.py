@@ -101,7 +101,7 @@ def test_every_figure_is_written_in_three_formats_with_its_caption(folder: Path,
     caption = (tmp_path / "figure3.md").read_text()
     assert "Scale cpu, task locks, seeds: sao 2, grpo_dis 0, grpo_vanilla 1." in caption
     assert "bands reach from the lowest to the highest seed" in caption
-    assert "- `grpo_dis`: planned" in caption
+    assert "- `grpo_dis`: not run" in caption
     assert "- `runs/grpo_vanilla/seed0`" in caption
     assert f"python -m analysis.figures --runs {folder} --out {tmp_path} --artifact figure3" in caption
     assert "Panel a: 1 points lie below the axis." in (tmp_path / "figure4.md").read_text()

@@ -143,6 +143,22 @@ def test_pages_of_other_rows_and_scales_are_told_apart(in_empty_folder: Path) ->
         plan.check_targets(["results/smoke/rows/vapo.md"])
 
 
+@pytest.mark.parametrize(
+    ("target", "fault"),
+    [
+        ("tables/tabel1.csv", "no table tabel1; did you mean table1"),
+        ("figures/figur3.pdf", "no figure figur3; did you mean figure3"),
+        ("runs/vap/seed0/seal.json", "no row vap; did you mean vapo"),
+    ],
+)
+def test_misspelt_targets_are_named(in_empty_folder: Path, target: str, fault: str) -> None:
+    plan = open_grid({})
+    known = ("tables/table1.csv", "tables/claims.md", "figures/figure3.png", "runs/vapo/seed0/seal.json")
+    plan.check_targets([f"results/cpu/{name}" for name in known])
+    with pytest.raises(GridError, match=fault):
+        plan.check_targets([f"results/cpu/{target}"])
+
+
 def test_logged_runs_are_only_read(in_empty_folder: Path) -> None:
     for seal in ("runs/sao/seed0", "runs/sao/seed4", "runs/vapo/seed0", "prepare/locks/warm_start"):
         folder = Path("results/logged/cpu", seal)

@@ -154,6 +154,17 @@ def test_gzip_member_with_lines_to_keep_and_to_drop_is_split(path: Path) -> None
     assert [line["step"] for line in runlog_files.read_records(path / "schedule.jsonl.gz")] == [-10, -10]
 
 
+def test_advice_names_the_archive_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = "python -m sao.runlog archive vapo --scale cpu --seed 3"
+    file = "cpu/runs/vapo/seed3/metrics.jsonl"
+    assert f"({command})" in runlog_files.archive_advice(Path("results", file))
+    assert f"({command} --results {tmp_path / 'mine'})" in runlog_files.archive_advice(Path("mine", file))
+    assert "(" not in runlog_files.archive_advice(
+        Path("results/cpu/prepare/locks/warm_start/evaluations.jsonl")
+    )
+
+
 def test_damaged_line_in_the_middle_is_named(path: Path) -> None:
     with RunDirectory.open(path, CONFIG, "train") as run:
         train(run)

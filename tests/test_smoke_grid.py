@@ -40,7 +40,7 @@ def test_grid_writes_runs_tables_figures_and_claims(grid: Project) -> None:
         )
     rows = table_rows(grid, "results/smoke/tables/table4")
     assert rows["vapo"]["status"] == "1 of 1 seeds" and rows["vapo"]["runs"] == "runs/vapo/seed0"
-    assert rows["running_mean"]["note"] == "planned"
+    assert rows["running_mean"]["note"] == "not run"
     metrics = (results / "runs/sao/seed0/metrics.jsonl").read_text().splitlines()
     settings = config.resolve("sao", "smoke", 0)
     due = list(range(-settings.critic_only_steps, settings.training.updates))

@@ -143,8 +143,8 @@ def test_unfinished_seeds_are_left_out_and_named(logs: Logs) -> None:
     refused = cell(data, "sao_full_critic", "last step")
     assert refused["seeds"] == 0
     assert refused["note"].startswith("seed 0: refused")
-    assert "seed 1, 2: planned" in refused["note"]
-    assert cell(data, "sao_critic_1x", "last step")["note"] == "planned"
+    assert "seed 1, 2: not run" in refused["note"]
+    assert cell(data, "sao_critic_1x", "last step")["note"] == "not run"
 
 
 def test_one_seed_rests_on_problems_only(logs: Logs) -> None:
