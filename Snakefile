@@ -270,7 +270,7 @@ rule figure:
     input:
         lambda wildcards: GRID.artifact_inputs(wildcards.figure),
     output:
-        multiext(f"{OUT}/figures/{{figure}}", ".pdf", ".svg", ".png"),
+        multiext(f"{OUT}/figures/{{figure}}", ".pdf", ".svg", ".png", ".csv"),
     log:
         f"{OUT}/logs/figures/{{figure}}.log",
     conda:

@@ -74,9 +74,23 @@ class Series(_Block):
 
 
 class Panel(_Block):
+    """`quantity`: what is drawn; `table` and `benchmarks` choose the values of a panel of bars."""
+
     name: str
     title: str = ""
-    quantity: Literal["accuracy", "metric", "style_shares"]
+    quantity: Literal[
+        "accuracy",
+        "metric",
+        "style_shares",
+        "scores",
+        "published",
+        "gantt",
+        "ratios",
+        "staleness",
+        "staleness_by_length",
+    ]
+    table: str | None = None
+    benchmarks: list[str] = []
     y_label: str
     y_limits: tuple[float | None, float | None] = (None, None)
     smoothing: Smoothing = "mean"
@@ -89,11 +103,15 @@ class Figure(_Block):
     title: str
     place: str
     mark_switches: bool = False
+    remark: str = ""
     panels: list[Panel]
 
     @property
     def rows(self) -> list[str]:
-        return list(dict.fromkeys(series.row for panel in self.panels for series in panel.series))
+        """Trained rows that the figure shows; those of the paper's values and the warm start are none."""
+        ours = [panel for panel in self.panels if panel.quantity != "published"]
+        rows = dict.fromkeys(series.row for panel in ours for series in panel.series)
+        return [row for row in rows if row != "warm_start"]
 
 
 class Claim(_Block):

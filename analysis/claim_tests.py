@@ -173,7 +173,7 @@ def staleness(logs: Logs, claim: Claim) -> Effect | None:
     """Mean staleness of the tokens after the first third of training."""
 
     def mean(run: Run) -> float:
-        return _column_mean(_later_updates(run), "staleness_mean")
+        return _column_mean(run.later_updates, "staleness_mean")
 
     notes = [_means_note(logs, claim, mean)]
     return _paired_metric(logs, claim, mean, "mean staleness, later updates", "updates", notes)
@@ -183,7 +183,7 @@ def idle_share(logs: Logs, claim: Claim) -> Effect | None:
     """Mean of the sampler's and the trainer's idle shares after the first third of training."""
 
     def mean_of(*columns: str) -> Callable[[Run], float]:
-        return lambda run: float(np.mean([_column_mean(_later_updates(run), column) for column in columns]))
+        return lambda run: float(np.mean([_column_mean(run.later_updates, column) for column in columns]))
 
     notes = [
         f"{part}: {_means_note(logs, claim, mean_of(f'{part}_idle_share'))}"
@@ -278,10 +278,6 @@ def _early_difference(logs: Logs, first: str, second: str) -> str:
         f"at 40% of the steps {100 * interval.estimate:+.1f} "
         f"[{100 * interval.low:.1f}, {100 * interval.high:.1f}]"
     )
-
-
-def _later_updates(run: Run) -> pd.DataFrame:
-    return run.policy_updates[run.policy_updates["step"] >= run.updates / 3]
 
 
 def _phases(run: Run) -> list[pd.Series]:

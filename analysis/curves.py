@@ -36,6 +36,12 @@ class Curve:
     points: np.ndarray | None
     seeds: int
 
+    def frame(self) -> pd.DataFrame:
+        """The curve as lines: series, x, mean, low, high, unsmoothed mean, seeds."""
+        points = self.mean if self.points is None else self.points
+        columns = {"x": self.x, "mean": self.mean, "low": self.low, "high": self.high, "unsmoothed": points}
+        return pd.DataFrame(columns).assign(series=self.label, seeds=self.seeds)
+
 
 def accuracy_curve(runs: Sequence[Run], label: str, axis: XAxis) -> Curve:
     """Held-out accuracy in percent at the evaluation steps that all runs share; `runs` not empty."""

@@ -8,24 +8,49 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from analysis.curves import Curve
 
 FORMATS = ("pdf", "svg", "png")
-STYLES = (
+STYLES: tuple[tuple[str, Any, str], ...] = (
     ("#0072B2", "-", "o"),
     ("#D55E00", "--", "s"),
     ("#009E73", "-.", "^"),
     ("#CC79A7", ":", "D"),
     ("#000000", (0, (5, 1, 1, 1, 1, 1)), "v"),
+    ("#E69F00", (0, (4, 1, 1, 1)), "P"),
+    ("#56B4E9", (0, (1, 1)), "X"),
+    ("#7F7F7F", (0, (7, 2)), "<"),
 )
+# One style a row in every figure; rows that never share a panel may share one.
+ROW_STYLES = {
+    "sao": 0,
+    "sao_online": 0,
+    "grpo_dis": 1,
+    "running_mean": 3,
+    "running_mean_online": 3,
+    "grpo_vanilla": 2,
+    "vapo": 4,
+    "sao_critic_1x": 5,
+    "sao_full_critic": 5,
+    "sao_dis_only": 6,
+    "step_average": 5,
+    "step_last_token": 6,
+    "sao_no_dis": 5,
+    "grpo_sync": 7,
+    "warm_start": 7,
+}
+BENCHMARK_STYLES = (("#333333", ""), ("#777777", "//"), ("#AAAAAA", ".."), ("#CCCCCC", "xx"))
 PANEL_WIDTH, PANEL_HEIGHT = 4.4, 3.9
 MARKERS_A_LINE = 8
 CAPTION_CHARACTERS_AN_INCH = 19
 
 SETTINGS: dict[str, Any] = {
+    "axes.axisbelow": True,
     "axes.grid": True,
     "axes.spines.right": False,
     "axes.spines.top": False,
@@ -46,9 +71,30 @@ def new_figure(panels: int) -> tuple[Figure, Sequence[Axes]]:
     return figure, axes
 
 
-def draw_curve(axes: Axes, curve: Curve, position: int) -> None:
+def row_style(row: str) -> tuple[str, Any, str]:
+    """Colour, line and marker of a row."""
+    return STYLES[ROW_STYLES.get(row, len(STYLES) - 1)]
+
+
+def staleness_colours(oldest: int) -> ScalarMappable:
+    """Light for fresh trajectories, dark for those `oldest` updates old or older."""
+    return ScalarMappable(Normalize(0, oldest), mpl.colormaps["cividis_r"])
+
+
+def name_bars(axes: Axes, names: Sequence[str]) -> None:
+    """Names below the bars in place of numbers."""
+    axes.set_xticks(range(len(names)), names, fontsize=7)
+    axes.grid(axis="x", visible=False)
+
+
+def note_below(axes: Axes, text: str) -> None:
+    """A line below the panel, where others have their legend."""
+    axes.text(0.5, -0.2, text, transform=axes.transAxes, ha="center", va="top", fontsize=8)
+
+
+def draw_curve(axes: Axes, curve: Curve, style: int) -> None:
     """The mean as a line, the range over seeds as a band, and unsmoothed means as faint points."""
-    colour, line, marker = STYLES[position % len(STYLES)]
+    colour, line, marker = STYLES[style % len(STYLES)]
     if curve.points is not None:
         axes.plot(curve.x, curve.points, ".", color=colour, markersize=2.5, alpha=0.3, linewidth=0)
     if curve.seeds > 1:
@@ -62,7 +108,7 @@ def draw_curve(axes: Axes, curve: Curve, position: int) -> None:
         linewidth=1.6,
         marker=marker,
         markersize=4.5,
-        markevery=(position * every // len(STYLES), every),
+        markevery=(style * every // len(STYLES), every),
         label=f"{curve.label} ({_seeds(curve.seeds)})",
     )
 
@@ -83,16 +129,19 @@ def finish_panel(
     x_label: str,
     y_label: str,
     limits: tuple[float | None, float | None],
-    integer_x: bool,
+    whole_numbers: bool | None,
+    empty: bool,
 ) -> None:
+    """Titles, limits and legend; `whole_numbers` asks for numbers along x, None keeps the panel's own."""
     axes.set_title(title, fontsize=10, loc="left")
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
     axes.set_ylim(*limits)
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=integer_x))
+    if whole_numbers is not None:
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=whole_numbers))
     if axes.get_legend_handles_labels()[0]:
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), fontsize=8, handlelength=3.2, ncols=1)
-    else:
+    if empty:
         axes.text(0.5, 0.5, "no finished run", transform=axes.transAxes, ha="center", color="#555555")
 
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import pandas as pd
 from matplotlib.axes import Axes
 
 from analysis import drawing
@@ -24,6 +25,8 @@ from analysis.curves import (
     style_curves,
 )
 from analysis.load import Logs, Run, load_logs
+from analysis.panels import PANELS
+from analysis.panels import X_LABELS as PANEL_X_LABELS
 from analysis.rows import row_status
 
 
@@ -33,19 +36,36 @@ def draw_figure(logs: Logs, name: str, axis: XAxis, out: Path, command: str) -> 
     drawing.apply_settings()
     canvas, axes = drawing.new_figure(len(figure.panels))
     remarks: list[str] = []
+    frames: list[pd.DataFrame] = []
     for panel, place in zip(figure.panels, axes, strict=True):
-        curves = _draw_panel(logs, panel, place, axis)
-        remarks += _remarks(panel, curves)
+        title = panel.title if len(figure.panels) == 1 else f"({panel.name}) {panel.title}"
+        if panel.quantity in PANELS:
+            data = PANELS[panel.quantity](logs, panel, place)
+            label, whole_numbers = PANEL_X_LABELS[panel.quantity], None
+        else:
+            curves = _draw_panel(logs, panel, place, axis)
+            remarks += _remarks(panel, curves)
+            data = pd.concat([curve.frame() for curve in curves]) if curves else pd.DataFrame()
+            label, whole_numbers = X_LABELS[axis], axis == "updates"
         if figure.mark_switches and axis == "updates":
             _draw_switches(logs, panel, place)
-        lone = len(figure.panels) == 1
-        title = panel.title if lone else f"({panel.name}) {panel.title}"
-        drawing.finish_panel(place, title, X_LABELS[axis], panel.y_label, panel.y_limits, axis == "updates")
+        drawing.finish_panel(place, title, label, panel.y_label, panel.y_limits, whole_numbers, data.empty)
+        frames.append(data.assign(panel=panel.name))
     stem = out / (name if axis == "updates" else f"{name}_{axis}")
+    remarks += [figure.remark] if figure.remark else []
     drawing.write_figure(canvas, stem, f"{_where(logs, figure)}{_band(logs, figure)}. {command}")
     caption = _caption(logs, figure, list(dict.fromkeys(remarks)), command)
     stem.with_suffix(".md").write_text(caption, encoding="utf-8")
+    write_data(stem.with_suffix(".csv"), frames)
     return stem
+
+
+def write_data(path: Path, frames: list[pd.DataFrame]) -> None:
+    """The numbers behind a figure, the panels below each other, rounded as the logs are."""
+    data = pd.concat(frames, ignore_index=True)
+    first = [column for column in ("panel", "row", "series") if column in data]
+    data = data[[*first, *(column for column in data if column not in first)]]
+    data.to_csv(path, index=False, float_format="%.7g", lineterminator="\n")
 
 
 def _draw_panel(logs: Logs, panel: Panel, axes: Axes, axis: XAxis) -> list[Curve]:
@@ -56,11 +76,19 @@ def _draw_panel(logs: Logs, panel: Panel, axes: Axes, axis: XAxis) -> list[Curve
             continue
         drawn = _curves(runs, panel, series, axis)
         for offset, curve in enumerate(drawn):
-            drawing.draw_curve(axes, curve, position + offset)
+            drawing.draw_curve(axes, curve, _style(panel, series, position, offset))
         curves += drawn
     if panel.mark_collapse:
         _draw_collapses(logs, panel, axes, axis)
     return curves
+
+
+def _style(panel: Panel, series: Series, position: int, offset: int) -> int:
+    """The row's style, another one where the panel shows it a second time; styles of texts by place."""
+    if panel.quantity == "style_shares":
+        return offset
+    again = series.row in [other.row for other in panel.series[:position]]
+    return 7 if again else drawing.ROW_STYLES.get(series.row, position)
 
 
 def _curves(runs: Sequence[Run], panel: Panel, series: Series, axis: XAxis) -> list[Curve]:
@@ -123,7 +151,8 @@ def _where(logs: Logs, figure: Figure) -> str:
 
 
 def _band(logs: Logs, figure: Figure) -> str:
-    several = any(len(logs.finished(row)) > 1 for row in figure.rows)
+    curves = any(panel.quantity not in PANELS for panel in figure.panels)
+    several = curves and any(len(logs.finished(row)) > 1 for row in figure.rows)
     return "; bands from the lowest to the highest seed" if several else ""
 
 

@@ -105,6 +105,11 @@ class Run:
         return metrics[metrics["step"] >= 0] if len(metrics) else metrics
 
     @property
+    def later_updates(self) -> pd.DataFrame:
+        """Metrics of the policy updates without the first third, in which the queue starts up."""
+        return self.policy_updates[self.policy_updates["step"] >= self.updates / 3]
+
+    @property
     def cpu_minutes(self) -> float:
         """CPU-minutes of the whole run, NaN where none was logged."""
         metrics = self.record.metrics

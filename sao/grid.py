@@ -264,7 +264,8 @@ def read_artifacts(path: Path = ARTIFACTS_FILE) -> list[Artifact]:
     for name, table in content["tables"].items():
         artifacts.append(Artifact(name, "table", tuple(entry["row"] for entry in table["rows"])))
     for name, figure in content["figures"].items():
-        series = [entry["row"] for panel in figure["panels"] for entry in panel["series"]]
+        ours = [panel for panel in figure["panels"] if panel["quantity"] != "published"]
+        series = [entry["row"] for panel in ours for entry in panel["series"]]
         artifacts.append(Artifact(name, "figure", tuple(dict.fromkeys(series))))
     return artifacts
 

@@ -15,10 +15,9 @@ from torch.nn import Parameter
 
 from sao.critic import is_attention_parameter
 from sao.objectives import outside_band
+from sao.runlog_schema import LOG_RATIO_EDGES
 
 RATIO_QUANTILES = (0.01, 0.05, 0.5, 0.95, 0.99)
-# Log-ratio bins of width 0.1 from -3 to 3, with one open bin on either side: 62 counts.
-LOG_RATIO_EDGES = tuple(round(-3 + 0.1 * i, 1) for i in range(61))
 # One bin per number of versions from 0 on; the last holds it and everything beyond: 64 counts.
 STALENESS_BINS = 64
 

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 from sao.config import ConfigError, load_row, load_scale
@@ -56,10 +57,13 @@ def refusals(results: Path, scale: str, row: str = "*") -> list[str]:
     return messages
 
 
-def publish(results: Path, scale: str, row: str = "*") -> tuple[list[Path], list[str]]:
+def publish(
+    results: Path, scale: str, row: str = "*", schedules: Collection[str] = ()
+) -> tuple[list[Path], list[str]]:
     """Copies sealed runs and the warm starts' evaluations to results/logged/<scale>, tables as .jsonl.gz.
 
-    The first seed of each row brings its sample trajectories along.
+    The first seed of each row brings its sample trajectories along, that of the rows in `schedules` its
+    schedule too.
 
     Returns the folders written, and a line for each run left out because it is not finished.  The same runs
     give the same bytes.  Raises RunError where a sealed run was changed.
@@ -73,7 +77,8 @@ def publish(results: Path, scale: str, row: str = "*") -> tuple[list[Path], list
             continue
         written.append(_copy(path, target / path.relative_to(source)))
         if record.seed == load_scale(scale).seeds[0]:
-            for name in PUBLISHED_OF_FIRST_SEED:
+            schedule = ["schedule.jsonl.gz"] if record.row in schedules else []
+            for name in [*PUBLISHED_OF_FIRST_SEED, *schedule]:
                 if (path / name).exists():
                     write_atomic(written[-1] / name, (path / name).read_bytes())
     for path in sorted(source.glob("prepare/*/warm_start")):
@@ -109,7 +114,7 @@ def main(arguments: list[str] | None = None) -> int:
             print("\n".join(messages) or f"all runs of {results / options.scale} have the grid's settings")
             return 1 if messages else 0
         else:
-            written, left_out = publish(results, options.scale, options.row)
+            written, left_out = publish(results, options.scale, options.row, options.schedules)
             print(
                 "\n".join(
                     [*left_out, f"published {len(written)} folders to {results / 'logged' / options.scale}"]
@@ -136,6 +141,9 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument("--seed", type=int, help="one seed alone (default: all)")
         else:
             command.add_argument("--row", default="*", help="one row alone (default: all)")
+        if name == "publish":
+            text = "rows whose first seed brings its schedule along, for Figure 2"
+            command.add_argument("--schedules", nargs="*", default=[], metavar="ROW", help=text)
         command.add_argument("--scale", default="cpu")
         command.add_argument("--results", default="results", help="folder of results (default: results)")
     return parser

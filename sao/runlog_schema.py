@@ -4,6 +4,9 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
+# Log-ratio bins of width 0.1 from -3 to 3, with one open bin on either side: 62 counts.
+LOG_RATIO_EDGES = tuple(round(-3 + 0.1 * i, 1) for i in range(61))
+
 ColumnType = Literal["int", "float", "str", "bool", "list"]
 
 _PYTHON_TYPES: dict[str, type | tuple[type, ...]] = {

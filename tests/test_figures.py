@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from synthetic_runs import PROBLEMS, write_run, write_warm_start
 
@@ -92,8 +93,8 @@ def test_every_figure_is_written_in_three_formats_with_its_caption(folder: Path,
     figures.main(["--runs", str(folder), "--out", str(tmp_path)])
     written = {path.name for path in tmp_path.iterdir()}
     names = list(load_artifacts().figures)
-    assert names == ["figure3", "figure4", "figure5", "figure6"]
-    assert written == {f"{name}.{suffix}" for name in names for suffix in ("pdf", "svg", "png", "md")}
+    assert names == [*(f"figure{number}" for number in range(1, 7)), "ratio_and_staleness"]
+    assert written == {f"{name}.{suffix}" for name in names for suffix in ("pdf", "svg", "png", "md", "csv")}
     starts = {"pdf": b"%PDF", "svg": b"<?xml", "png": b"\x89PNG"}
     for suffix, start in starts.items():
         assert all((tmp_path / f"{name}.{suffix}").read_bytes().startswith(start) for name in names)
@@ -113,6 +114,16 @@ def test_figures_are_the_same_when_drawn_again(logs: Logs, tmp_path: Path) -> No
     for suffix in ("pdf", "svg", "png"):
         first, second = (tmp_path / place / f"figure3_compute.{suffix}" for place in ("first", "second"))
         assert first.read_bytes() == second.read_bytes()
+
+
+def test_data_behind_a_figure_is_what_it_draws(logs: Logs, tmp_path: Path) -> None:
+    figures.draw_figure(logs, "figure3", "updates", tmp_path, "command")
+    data = pd.read_csv(tmp_path / "figure3.csv")
+    curve = accuracy_curve(logs.finished("sao"), "SAO", "updates")
+    drawn = data[data["series"] == "SAO"]
+    assert list(drawn["mean"]) == pytest.approx(list(curve.mean), rel=1e-6)
+    assert list(drawn["low"]) == pytest.approx(list(curve.low), rel=1e-6)
+    assert set(drawn["seeds"]) == {2}
 
 
 def test_collapse_is_marked_at_the_seeds_own_accuracy(

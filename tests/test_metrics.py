@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sao.metrics import (
-    LOG_RATIO_EDGES,
     STALENESS_BINS,
     explained_variance,
     gradient_norms,
@@ -19,6 +18,7 @@ from sao.metrics import (
     ratio_statistics,
     staleness_statistics,
 )
+from sao.runlog_schema import LOG_RATIO_EDGES
 
 NAN = float("nan")
 

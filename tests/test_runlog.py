@@ -661,6 +661,10 @@ def test_published_runs_read_as_the_originals(
     monkeypatch.setattr(time, "time", lambda: 0.0)  # a time stamp in the gzip header would change
     assert run_command("publish", *options) == 0
     assert {file: file.read_bytes() for file in logged.rglob("*") if file.is_file()} == before
+    schedule = "runs/sao/seed0/schedule.jsonl.gz"
+    assert run_command("publish", *options, "--schedules", "sao") == 0
+    assert (logged / schedule).read_bytes() == (path / "schedule.jsonl.gz").read_bytes()
+    read_runs(logged)
 
     copy_path = logged / "runs/sao/seed0/metrics.jsonl.gz"
     text = gzip.decompress(copy_path.read_bytes())

@@ -34,9 +34,9 @@ def test_grid_writes_runs_tables_figures_and_claims(grid: Project) -> None:
     results = grid.path("results/smoke")
     for table in ("table1", "table3", "table4", "table5", "claims"):
         assert all((results / "tables" / f"{table}.{kind}").stat().st_size for kind in ("csv", "md", "tex"))
-    for figure in ("figure3", "figure4", "figure6"):
+    for figure in ("figure1", "figure3", "figure4", "figure6", "ratio_and_staleness"):
         assert all(
-            (results / "figures" / f"{figure}.{kind}").stat().st_size for kind in ("pdf", "svg", "png")
+            (results / "figures" / f"{figure}.{kind}").stat().st_size for kind in ("pdf", "svg", "png", "csv")
         )
     rows = table_rows(grid, "results/smoke/tables/table4")
     assert rows["vapo"]["status"] == "1 of 1 seeds" and rows["vapo"]["runs"] == "runs/vapo/seed0"

@@ -52,7 +52,7 @@ def test_dry_run_of_a_clean_clone_is_the_papers_grid(tmp_path: Path) -> None:
         "pretrain_values": 3,
         "train": 36,
         "table": 4,
-        "figure": 4,
+        "figure": 6,
         "claims": 1,
         "all": 1,
     }

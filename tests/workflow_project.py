@@ -107,7 +107,7 @@ class Project:
             self.write("sao/prepare.py", PREPARE)
             for module, suffixes in {
                 "tables": (".csv", ".md", ".tex"),
-                "figures": (".pdf", ".svg", ".png"),
+                "figures": (".pdf", ".svg", ".png", ".csv"),
                 "claims": (".csv", ".md", ".tex"),
                 "row": ("",),
             }.items():
