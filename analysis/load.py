@@ -1,7 +1,7 @@
 """Logged runs of one scale, as learning curves of outcomes by problem."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -209,6 +209,27 @@ def load_logs(folder: Path, rows: Iterable[str]) -> Logs:
         runs.setdefault(record.row, {})[record.seed] = _make_run(record, start)
     scale = records[0].scale if records else folder.resolve().name
     return Logs(folder, scale, runs, warm_starts, _planned_seeds(scale))
+
+
+def load_run(path: Path) -> Run:
+    """One finished run directory by itself, without the warm start's point before its evaluations.
+
+    Raises AnalysisError where the folder holds no run, the run is not finished, or a file of it is damaged.
+    """
+    if not (path / "spec.json").is_file():
+        raise AnalysisError(
+            f"{path}: is no run directory, it has no spec.json; name one like results/cpu/runs/sao/seed0"
+        )
+    try:
+        record = read_run(path)
+    except RunError as error:
+        raise AnalysisError(str(error)) from error
+    if record.status != "finished":
+        raise AnalysisError(
+            f"{path}: is not finished ({record.status}: {record.status_detail}); finish it first: python -m "
+            f"sao.train --row {record.row} --scale {record.scale} --seed {record.seed}"
+        )
+    return replace(_make_run(record, None), directory=str(path))
 
 
 def _make_run(record: RunRecord, start: WarmStart | None) -> Run:

@@ -1,4 +1,4 @@
-"""Intervals over seeds and problems, and the rule that calls a learning curve collapsed.
+"""Intervals and tests over seeds and problems, and the rule that calls a learning curve collapsed.
 
 Outcomes are arrays x [seeds, problems]: the share of correct answers of one seed's run on one held-out
 problem, or the difference of two rows on the same seed and problem. `docs/statistics.md` says why each rule
@@ -8,16 +8,18 @@ is as it is.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import sqrt
+from math import exp, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy import optimize, stats
 
 LEVEL = 0.95
 RESAMPLES = 10_000
 SEED = 20260708
 FEWEST_SEEDS = 3
+
+SMALLEST_LOG_P = -600.0
 
 COLLAPSE_SHARE = 0.70
 RECOVERY_SHARE = 0.85
@@ -130,6 +132,88 @@ def clopper_pearson(successes: int, trials: int) -> Interval:
     low = stats.beta.ppf(tail, successes, trials - successes + 1) if successes else 0.0
     high = stats.beta.ppf(1 - tail, successes + 1, trials - successes) if successes < trials else 1.0
     return Interval(successes / trials, float(low), float(high), trials, 0, EXACT)
+
+
+def p_value(differences: Array) -> float:
+    """Two-sided p-value that the mean of paired `differences` [seeds, problems] is 0.
+
+    The share of error at which the interval of `crossed_bootstrap` would just touch 0, with quantiles of
+    Student's t for the seeds' part and of the normal distribution for the problems' part in place of
+    resamples, which have no far tail. Fewer than `FEWEST_SEEDS` seeds: `sign_flips` of the problems' means.
+
+    Raises ValueError for an empty or non-finite array.
+    """
+    seeds, problems = _shape(differences)
+    if seeds < FEWEST_SEEDS:
+        return sign_flips(differences.mean(axis=0))
+    mean = float(differences.mean())
+    by_seed = float(differences.mean(axis=1).var(ddof=1)) / seeds
+    by_problem = float(differences.mean(axis=0).var(ddof=0)) / problems
+
+    def beyond(log_error: float) -> float:
+        tail = exp(log_error) / 2
+        half_width = sqrt(
+            stats.t.isf(tail, seeds - 1) ** 2 * by_seed + stats.norm.isf(tail) ** 2 * by_problem
+        )
+        return half_width - abs(mean)
+
+    if mean == 0:
+        return 1.0
+    if beyond(SMALLEST_LOG_P) < 0:
+        return 0.0
+    return exp(optimize.brentq(beyond, SMALLEST_LOG_P, 0.0))
+
+
+def sign_flips(differences: Array) -> float:
+    """Two-sided p-value that paired `differences` [problems] are symmetric about 0, by flipping their signs.
+
+    Exact where 2 to the number of differences is at most `RESAMPLES`; zeros do not count, all zeros give 1.
+    """
+    nonzero = differences[differences != 0]
+    if nonzero.size < 2:
+        return 1.0  # either sign of a single difference is as likely, and scipy asks for two
+    generator = np.random.default_rng([SEED, 2, differences.size])
+    test = stats.permutation_test(
+        (nonzero,),
+        lambda values, axis: np.mean(values, axis=axis),
+        permutation_type="samples",
+        n_resamples=RESAMPLES,
+        vectorized=True,
+        rng=generator,
+    )
+    return float(test.pvalue)
+
+
+def holm(p_values: Sequence[float]) -> Array:
+    """p-values corrected for their number by Holm's rule, in the order given; float [comparisons].
+
+    The chance of a single false rejection among all of them stays below the level, however they depend on
+    each other. Raises ValueError for values outside [0, 1].
+    """
+    given = np.asarray(p_values, dtype=np.float64)
+    if given.size and not ((given >= 0) & (given <= 1)).all():
+        raise ValueError("p-values must lie in [0, 1]")
+    order = np.argsort(given, kind="stable")
+    left = np.arange(given.size, 0, -1)
+    adjusted = np.empty_like(given)
+    adjusted[order] = np.minimum(np.maximum.accumulate(left * given[order]), 1.0)
+    return adjusted
+
+
+def interquartile_mean(scores: Array) -> float:
+    """Mean of the middle half of all `scores`, of any shape: the lowest and highest quarter are left out."""
+    if scores.size == 0 or not np.isfinite(scores).all():
+        raise ValueError(f"scores must be finite, found shape {scores.shape}")
+    return float(stats.trim_mean(scores, 0.25, axis=None))
+
+
+def clustered_standard_error(outcomes: Array) -> float:
+    """Standard error of the mean of `outcomes` [runs, problems], problems drawn anew with all their runs.
+
+    Runs of one problem depend on each other, so the problem is what counts; NaN for a single problem.
+    """
+    _, problems = _shape(outcomes)
+    return float(outcomes.mean(axis=0).std(ddof=1) / sqrt(problems)) if problems > 1 else float("nan")
 
 
 def seed_widening(seeds: int) -> float:

@@ -16,6 +16,7 @@ import yaml
 from command_process import SECONDS, run_command
 from safetensors.torch import load_file, save_file
 
+from analysis import trace
 from sao import config_files
 from sao.config import resolve
 from sao.local.run import LocalRun
@@ -94,6 +95,18 @@ def undisturbed(project: Path) -> dict[str, dict[str, list[dict[str, Any]]]]:
         assert code == 0, output
         tables[row] = logged(run_folder(project / "undisturbed", row))
     return tables
+
+
+@pytest.mark.parametrize("row", ["sao", "grpo_dis"])
+def test_trace_shows_a_trained_run(
+    project: Path, undisturbed: dict[str, Any], row: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = undisturbed[row]["trajectories.jsonl.gz"][-1]
+    trace.main([str(run_folder(project / "undisturbed", row)), "--problem", line["problem_id"]])
+    shown = capsys.readouterr().out
+    assert f"after {UPDATES} updates" in shown.replace("\n", " ")
+    assert shown.count(" action ") == sum(line["action_mask"])
+    assert ("No values" in shown) == (row == "grpo_dis")
 
 
 # --- The same run again ------------------------------------------------------------------------------------

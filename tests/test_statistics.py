@@ -1,4 +1,6 @@
-"""Intervals against closed forms, scipy and simulation; the collapse rule on curves made by hand."""
+"""Intervals and tests against closed forms, scipy and loops; the collapse rule on curves made by hand."""
+
+from itertools import combinations, product
 
 import numpy as np
 import pytest
@@ -8,9 +10,14 @@ from analysis import statistics
 from analysis.statistics import (
     accuracy_interval,
     clopper_pearson,
+    clustered_standard_error,
     crossed_bootstrap,
     find_collapse,
+    holm,
+    interquartile_mean,
+    p_value,
     seed_widening,
+    sign_flips,
     student_t,
 )
 
@@ -187,3 +194,100 @@ def test_collapse_names_the_evaluation_before_it() -> None:
     collapse = find_collapse([0.3, 0.8, 0.7, 0.1, 0.05])
     assert collapse is not None
     assert (collapse.best_position, collapse.before, collapse.position) == (1, 2, 3)
+
+
+def test_p_value_of_seeds_alone_is_that_of_students_t() -> None:
+    seed_means = np.array([0.02, 0.09, 0.05, 0.11])
+    differences = np.repeat(seed_means[:, None], 30, axis=1)
+    assert p_value(differences) == pytest.approx(stats.ttest_1samp(seed_means, 0.0).pvalue, rel=1e-6)
+
+
+def test_p_value_of_problems_alone_is_that_of_the_normal_distribution() -> None:
+    outcomes = np.random.default_rng(8).normal(0.05, 0.3, 200)
+    error = outcomes.std() / np.sqrt(200)
+    expected = 2 * stats.norm.sf(abs(outcomes.mean()) / error)
+    assert p_value(np.repeat(outcomes[None], 3, axis=0)) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("seeds", [3, 5])
+def test_p_value_and_interval_tell_the_same(seeds: int) -> None:
+    """Shifted so that 0 lies a tenth of the half-width inside or outside either end of the interval."""
+    noise = np.random.default_rng(9).normal(0, 0.3, (seeds, 100))
+    noise += np.random.default_rng(10).normal(0, 0.05, (seeds, 1))
+    interval = crossed_bootstrap(noise)
+    margin = (interval.high - interval.low) / 20
+    for end in (interval.low, interval.high):
+        inwards = margin if end == interval.low else -margin
+        assert p_value(noise - end - inwards) > 0.05
+        assert p_value(noise - end + inwards) < 0.05
+
+
+def test_p_value_at_its_ends() -> None:
+    assert p_value(np.zeros((3, 20))) == 1.0
+    assert p_value(np.full((3, 20), 0.5)) == 0.0
+    balanced = np.tile([1.0, -1.0], (3, 10))
+    assert p_value(balanced) == 1.0
+    with pytest.raises(ValueError, match="finite"):
+        p_value(np.array([[np.nan, 1.0]]))
+
+
+def test_few_seeds_flip_signs_of_the_problem_means() -> None:
+    differences = np.array([[0.5, 1.0, -0.5, 0.0, 1.0, 0.5], [0.5, 0.0, -0.5, 0.5, 1.0, 0.0]])
+    means = [0.5, 0.5, -0.5, 0.25, 1.0, 0.25]
+    sums = [
+        abs(sum(sign * value for sign, value in zip(signs, means, strict=True)))
+        for signs in product((-1, 1), repeat=6)
+    ]
+    expected = sum(value >= abs(sum(means)) - 1e-12 for value in sums) / 64
+    assert p_value(differences) == pytest.approx(expected)
+
+
+def test_sign_flips_of_unit_differences_are_the_exact_test_of_mcnemar() -> None:
+    differences = np.array([1.0] * 9 + [-1.0] * 3 + [0.0] * 40)
+    assert sign_flips(differences) == pytest.approx(stats.binomtest(9, 12).pvalue)
+    many = np.array([1.0] * 60 + [-1.0] * 38 + [0.0] * 100)
+    assert sign_flips(many) == pytest.approx(stats.binomtest(60, 98).pvalue, abs=0.006)
+    assert sign_flips(many) == sign_flips(many)
+    assert sign_flips(np.array([0.0, 0.0])) == sign_flips(np.array([0.0, 1.0])) == 1.0
+
+
+def test_holm_is_the_closed_test_of_bonferroni() -> None:
+    """A comparison's corrected p is the largest Bonferroni p of any set of comparisons that holds it."""
+    values = [0.01, 0.04, 0.03, 0.005, 0.2]
+    for index, corrected in enumerate(holm(values)):
+        sets = [s for size in range(1, 6) for s in combinations(range(5), size) if index in s]
+        assert corrected == pytest.approx(max(min(1.0, len(s) * min(values[i] for i in s)) for s in sets))
+    # statsmodels 0.14: multipletests(values, method="holm")
+    assert holm(values) == pytest.approx([0.04, 0.09, 0.09, 0.025, 0.2])
+
+
+def test_holm_of_none_one_and_impossible_values() -> None:
+    assert holm([]).size == 0
+    assert holm([0.3]) == pytest.approx([0.3])
+    assert holm([0.9, 0.8]) == pytest.approx([1.0, 1.0])
+    for wrong in ([1.2], [-0.1], [float("nan")]):
+        with pytest.raises(ValueError, match="must lie in"):
+            holm(wrong)
+
+
+def test_interquartile_mean_by_hand() -> None:
+    scores = np.random.default_rng(11).random((4, 5))
+    middle = sorted(scores.ravel().tolist())[5:15]
+    assert interquartile_mean(scores) == pytest.approx(sum(middle) / 10)
+    ruined = np.where(scores == scores.min(), -100.0, scores)
+    assert interquartile_mean(ruined) == pytest.approx(sum(middle) / 10)
+    with pytest.raises(ValueError, match="finite"):
+        interquartile_mean(np.array([]))
+
+
+def test_clustered_error_is_the_sandwich_over_single_answers() -> None:
+    outcomes = np.random.default_rng(4).random((5, 40))
+    mean = outcomes.mean()
+    scores = [sum(float(outcomes[run, problem] - mean) for run in range(5)) for problem in range(40)]
+    sandwich = np.sqrt(40 / 39 * sum(score**2 for score in scores)) / (5 * 40)
+    assert clustered_standard_error(outcomes) == pytest.approx(sandwich)
+    # statsmodels 0.14: OLS on a constant with cov_type="cluster", groups = problems
+    assert clustered_standard_error(outcomes) == pytest.approx(0.01788746469338133)
+    repeated = np.repeat(outcomes[:1], 8, axis=0)
+    assert clustered_standard_error(repeated) == pytest.approx(clustered_standard_error(outcomes[:1]))
+    assert np.isnan(clustered_standard_error(np.array([[1.0], [0.0]])))
