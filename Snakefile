@@ -16,7 +16,7 @@ from pathlib import Path
 
 from snakemake.utils import min_version
 
-from evaluation.math.targets import evaluation_seals, policy_seal, untrained_rows
+from evaluation.math.targets import policy_seal, untrained_rows, with_evaluations
 from sao.config import load_scale
 from sao.grid import GridError, alternatives, open_grid
 
@@ -28,7 +28,7 @@ os.environ.update(
 )
 
 try:
-    GRID = open_grid(config)
+    GRID = with_evaluations(open_grid(config))
     GRID.check_targets(sys.argv[1:])
 except GridError as error:
     sys.exit(str(error))
@@ -52,16 +52,6 @@ if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, interrupt)
 
 OUT = GRID.root
-MATH_ROWS = [
-    row
-    for row in GRID.paper_rows()
-    if "table1" in GRID.artifacts and row in GRID.artifacts["table1"].rows
-]
-MATH_SEALS = (
-    evaluation_seals(load_scale(GRID.scale), OUT, MATH_ROWS, GRID.seeds)
-    if GRID.trains
-    else []
-)
 CLAIMS = expand("{out}/tables/claims.{kind}", out=OUT, kind=["csv", "md", "tex"])
 
 
@@ -119,9 +109,11 @@ rule beyond:
 
 
 rule math:
-    """The mathematics benchmarks of the rows without training and of Table 1's trained rows."""
+    """The mathematics benchmarks of Table 1's rows, trained or not: their scores, and Table 1."""
     input:
         f"{OUT}/tables/math_scores.csv",
+        expand("{out}/tables/{table}.csv", out=OUT, table=GRID.evaluated_tables()),
+        GRID.refusal_marker(GRID.evaluated_rows()),
 
 
 rule grid:
@@ -232,7 +224,7 @@ rule evaluate_math:
 rule math_scores:
     """Scores of all mathematics evaluations with their errors, and the lines of every problem."""
     input:
-        MATH_SEALS,
+        GRID.evaluated(GRID.evaluations),
     output:
         multiext(f"{OUT}/tables/math", "_scores.csv", "_scores.md", "_problems.csv"),
     log:
@@ -240,7 +232,7 @@ rule math_scores:
     conda:
         "environment.yml"
     params:
-        evaluations=f"{OUT}/evaluations",
+        evaluations=f"{GRID.source}/evaluations",
         out=subpath(output[0], parent=True),
     shell:
         "python -m evaluation.summary --evaluations {params.evaluations:q} --out {params.out:q} > {log:q} 2>&1"

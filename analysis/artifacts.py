@@ -50,13 +50,17 @@ class TableRow(_Block):
 
 
 class Table(_Block):
-    """`columns`: every difficulty band and all tasks, or all tasks and the hardest band."""
+    """`columns`: every difficulty band and all tasks, or all tasks and the hardest band.
+
+    `evaluated`: at scales with mathematics benchmarks, columns and values are of their evaluations.
+    """
 
     title: str
     place: str | None = None
     benchmarks: list[str] = []
     columns: Literal["bands", "hardest"]
     early_step: bool = False
+    evaluated: bool = False
     remark: str = ""
     rows: list[TableRow]
 

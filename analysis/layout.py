@@ -39,8 +39,8 @@ def lay_out(data: pd.DataFrame, logs: Logs, name: str, command: str) -> Sheet:
         lines = data[data["row"] == row.row]
         if lines.empty:
             continue
-        cells = [_row_name(lines, row.row)]
-        cells += [_paper_cell(lines, benchmark, footnotes) for benchmark in table.benchmarks]
+        cells = [row_name(lines, row.row)]
+        cells += [paper_cell(lines, benchmark, footnotes) for benchmark in table.benchmarks]
         shown = WARM_START if row.kind == "warm_start" else first_measure
         cells += [_value_cell(lines, shown, column) for column in columns]
         cells += [_value_cell(lines, LAST, ALL_TASKS)] if table.early_step else []
@@ -67,20 +67,24 @@ def value_text(value: float, low: float, high: float) -> str:
 
 
 def difference_text(value: float, low: float, high: float) -> str:
+    """`+7.3 [4.0, 10.1]`, or a dash without a difference."""
     return EMPTY if np.isnan(value) else f"{value:+.1f} [{low:.1f}, {high:.1f}]"
 
 
-def _row_name(lines: pd.DataFrame, row: str) -> str:
+def row_name(lines: pd.DataFrame, row: str) -> str:
+    """Label and id of a row."""
     return f"{lines['label'].iloc[-1]} (`{row}`)"
 
 
-def _line(lines: pd.DataFrame, measure: str, column: str) -> pd.Series | None:
+def find_line(lines: pd.DataFrame, measure: str, column: str) -> pd.Series | None:
+    """The line of one measure and column among those of a row."""
     found = lines[(lines["measure"] == measure) & (lines["column"] == column)]
     return None if found.empty else found.iloc[0]
 
 
-def _paper_cell(lines: pd.DataFrame, benchmark: str, footnotes: dict[str, str]) -> str:
-    line = _line(lines, PAPER, benchmark)
+def paper_cell(lines: pd.DataFrame, benchmark: str, footnotes: dict[str, str]) -> str:
+    """The paper's value with the mark of what needs said; `footnotes` takes marks by note."""
+    line = find_line(lines, PAPER, benchmark)
     if line is None or np.isnan(line["value"]):
         return EMPTY
     note = line["note"].removeprefix("reference model").lstrip("; ")
@@ -91,12 +95,12 @@ def _paper_cell(lines: pd.DataFrame, benchmark: str, footnotes: dict[str, str]) 
 
 
 def _value_cell(lines: pd.DataFrame, measure: str, column: str) -> str:
-    line = _line(lines, measure, column)
+    line = find_line(lines, measure, column)
     return EMPTY if line is None else value_text(line["value"], line["low"], line["high"])
 
 
 def _difference_cell(lines: pd.DataFrame, measure: str) -> str:
-    line = _line(lines, measure, ALL_TASKS)
+    line = find_line(lines, measure, ALL_TASKS)
     if line is None:
         return EMPTY
     return difference_text(line["difference_to_sao"], line["difference_low"], line["difference_high"])

@@ -13,6 +13,7 @@ from analysis.statistics import Collapse, find_collapse
 from sao.runlog import EVALUATION_COLUMNS, RunError, RunRecord, read_run, read_table
 
 SCALES_FOLDER = Path(__file__).parents[1] / "experiments" / "scales"
+RUN_DATA, EVALUATION_DATA = "runs/*/seed*/metrics.jsonl*", "evaluations/*/seed*/step*/*/spec.json"
 EARLY_SHARE = 0.4
 
 
@@ -190,9 +191,10 @@ def stack_outcomes(
 def load_logs(folder: Path, rows: Iterable[str]) -> Logs:
     """Read the runs of `rows` below `folder`, and the warm starts.
 
-    Raises AnalysisError where no run in the folder has data, whatever its row, or a file read is damaged.
+    Raises AnalysisError where no run or evaluation in the folder has data, whatever its row, or a file read
+    is damaged.
     """
-    if not any(folder.glob("runs/*/seed*/metrics.jsonl*")):
+    if not any(any(folder.glob(data)) for data in (RUN_DATA, EVALUATION_DATA)):
         raise AnalysisError(
             f"{folder}: no run here has data; train first (snakemake --cores 2) or name a folder of logged "
             "runs (--runs results/logged/cpu)"

@@ -9,11 +9,11 @@ import sys
 
 from analysis.artifacts import load_artifacts, row_label
 from analysis.command import parser, regenerate_command, run_command
-from analysis.layout import lay_out
 from analysis.load import AnalysisError, Logs, Run, load_logs
 from analysis.render import Sheet, to_markdown
 from analysis.rows import row_status
-from analysis.table_data import REFERENCE_ROW, build_table
+from analysis.table_data import REFERENCE_ROW
+from analysis.tables import make_table
 
 
 def describe_row(logs: Logs, row: str, command: str) -> str:
@@ -24,7 +24,7 @@ def describe_row(logs: Logs, row: str, command: str) -> str:
     parts = [f"# {row_label(row)} (`{row}`), scale {logs.scale}", ""]
     tables = load_artifacts().tables
     for name in (name for name, table in tables.items() if row in [entry.row for entry in table.rows]):
-        sheet = lay_out(build_table(logs, name, only=row), logs, name, command)
+        _, sheet = make_table(logs, name, command, only=row)
         parts.append("#" + to_markdown(sheet))
     status = row_status(logs, row)
     parts.append(f"Finished seeds: {status.seeds}. {status.note}".rstrip() + "\n")

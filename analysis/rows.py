@@ -1,5 +1,6 @@
 """How far a row of the grid got: the seeds that count, and why others do not."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from analysis.load import Logs
@@ -24,19 +25,28 @@ def row_status(logs: Logs, row: str) -> RowStatus:
     """Status of a row's seeds: those of the scale's file and any other that was run."""
     runs = logs.runs.get(row, {})
     seeds = sorted({*logs.planned_seeds, *runs})
-    reasons: dict[str, list[int]] = {}
-    for seed in seeds:
-        if seed in runs and runs[seed].finished:
-            continue
-        reasons.setdefault(_reason(logs, row, seed), []).append(seed)
-    finished = sum(run.finished for run in runs.values())
-    if not finished and len(reasons) <= 1:
-        return RowStatus(0, len(seeds), next(iter(reasons), NOT_RUN))
-    note = "; ".join(f"seed {', '.join(map(str, seeds))}: {reason}" for reason, seeds in reasons.items())
+    reasons = {
+        seed: unfinished_reason(logs, row, seed)
+        for seed in seeds
+        if not (seed in runs and runs[seed].finished)
+    }
+    return status_of(seeds, reasons)
+
+
+def status_of(seeds: Sequence[int], reasons: Mapping[int, str]) -> RowStatus:
+    """Status of `seeds`, those among `reasons` being unfinished for the reason given."""
+    by_reason: dict[str, list[int]] = {}
+    for seed, reason in reasons.items():
+        by_reason.setdefault(reason, []).append(seed)
+    finished = len(seeds) - len(reasons)
+    if not finished and len(by_reason) <= 1:
+        return RowStatus(0, len(seeds), next(iter(by_reason), NOT_RUN))
+    note = "; ".join(f"seed {', '.join(map(str, seeds))}: {reason}" for reason, seeds in by_reason.items())
     return RowStatus(finished, len(seeds), note)
 
 
-def _reason(logs: Logs, row: str, seed: int) -> str:
+def unfinished_reason(logs: Logs, row: str, seed: int) -> str:
+    """Why a seed of a row does not count, for one that is not finished."""
     run = logs.runs.get(row, {}).get(seed)
     if run is None:
         return NOT_RUN

@@ -60,8 +60,8 @@ def build_table(logs: Logs, name: str, only: str | None = None) -> pd.DataFrame:
     columns = table_columns(artifacts, table, logs)
     lines = []
     for row in (row for row in table.rows if only in (None, row.row)):
-        for line in _paper_lines(name, table, row) + _our_lines(logs, table, row, columns):
-            lines.append(_empty_line() | {"table": name, "row": row.row, "kind": row.kind} | line)
+        for line in paper_lines(name, table, row) + _our_lines(logs, table, row, columns):
+            lines.append(empty_line() | {"table": name, "row": row.row, "kind": row.kind} | line)
     return pd.DataFrame(lines, columns=list(COLUMNS))
 
 
@@ -83,7 +83,8 @@ def task_of(logs: Logs, table: Table) -> str:
     return ""
 
 
-def _empty_line() -> Line:
+def empty_line() -> Line:
+    """A line without values."""
     numbers = {name: np.nan for name in COLUMNS if name.startswith("difference_")}
     return {
         **dict.fromkeys(COLUMNS, ""),
@@ -94,7 +95,8 @@ def _empty_line() -> Line:
     }
 
 
-def _paper_lines(name: str, table: Table, row: TableRow) -> list[Line]:
+def paper_lines(name: str, table: Table, row: TableRow) -> list[Line]:
+    """The paper's values of a row on the table's benchmarks."""
     published = load_published()
     values = published[(published["artifact"] == name) & (published["row"] == row.published_row)]
     return [
@@ -140,7 +142,7 @@ def _warm_start_lines(logs: Logs, table: Table, columns: dict[str, str | None]) 
             continue
         interval = accuracy_interval(start.outcomes[kept].to_numpy(dtype=np.float64)[None])
         shared: Line = {"column": column, "step": 0, "status": "shared by all seeds", "runs": start.directory}
-        lines.append(common | shared | _value_fields(interval))
+        lines.append(common | shared | value_fields(interval))
     return lines
 
 
@@ -169,11 +171,12 @@ def _compared_fields(logs: Logs, row: str, take: Callable[[Run], pd.Series], ban
     if outcomes is None:
         return None
     reference = None if row == REFERENCE_ROW else logs.outcomes(REFERENCE_ROW, take, band)
-    fields = _value_fields(accuracy_interval(outcomes.shares))
-    return fields | _difference_fields(outcomes, reference)
+    fields = value_fields(accuracy_interval(outcomes.shares))
+    return fields | difference_fields(outcomes, reference)
 
 
-def _value_fields(interval: Interval) -> Line:
+def value_fields(interval: Interval) -> Line:
+    """An accuracy in percent with its interval."""
     return {
         "value": 100 * interval.estimate,
         "low": 100 * interval.low,
@@ -184,7 +187,8 @@ def _value_fields(interval: Interval) -> Line:
     }
 
 
-def _difference_fields(outcomes: Outcomes, reference: Outcomes | None) -> Line:
+def difference_fields(outcomes: Outcomes, reference: Outcomes | None) -> Line:
+    """The paired difference to the reference in points; empty where the two share no seed."""
     if reference is None:
         return {}
     difference = outcomes.minus(reference)
@@ -212,7 +216,7 @@ def _collapse_lines(runs: list[Run], common: Line, columns: dict[str, str | None
         outcomes = stack_outcomes(collapsed, Run.before_collapse, band)
         if outcomes is None:
             continue
-        fields = _value_fields(accuracy_interval(outcomes.shares))
+        fields = value_fields(accuracy_interval(outcomes.shares))
         where = {"runs": " ".join(run.directory for run in collapsed), "note": note}
         lines.append(common | {"measure": BEFORE_COLLAPSE, "column": column} | fields | where)
     return lines

@@ -7,12 +7,30 @@ writes each table as CSV (one line a value, with the runs it comes from), Markdo
 
 import sys
 
+import pandas as pd
+
 from analysis.artifacts import load_artifacts
 from analysis.command import artifact_parser, pick_artifacts, regenerate_command, run_command
+from analysis.evaluation_layout import lay_out_evaluations
+from analysis.evaluation_table import build_evaluation_table
+from analysis.evaluations import load_evaluations
 from analysis.layout import lay_out
-from analysis.load import load_logs
-from analysis.render import write_sheet
+from analysis.load import Logs, load_logs
+from analysis.render import Sheet, write_sheet
 from analysis.table_data import REFERENCE_ROW, build_table
+
+
+def make_table(logs: Logs, name: str, command: str, only: str | None = None) -> tuple[pd.DataFrame, Sheet]:
+    """Data and sheet of a table, or of its row `only`.
+
+    An evaluated table is made from evaluations on benchmarks where the scale has them.
+    """
+    evaluations = load_evaluations(logs) if load_artifacts().tables[name].evaluated else None
+    if evaluations is None:
+        data = build_table(logs, name, only)
+        return data, lay_out(data, logs, name, command)
+    data = build_evaluation_table(logs, evaluations, name, only)
+    return data, lay_out_evaluations(data, logs, name, command)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -22,9 +40,8 @@ def main(arguments: list[str] | None = None) -> None:
     names = pick_artifacts(options.artifact, tables)
     logs = load_logs(options.runs, [REFERENCE_ROW, *(row for name in names for row in tables[name].run_rows)])
     for name in names:
-        data = build_table(logs, name)
         command = regenerate_command("analysis.tables", options, "--artifact", name)
-        write_sheet(options.out / name, data, lay_out(data, logs, name, command))
+        write_sheet(options.out / name, *make_table(logs, name, command))
         print(f"wrote {options.out / name}.csv, .md and .tex")
 
 

@@ -1,4 +1,4 @@
-"""Scores of the mathematics evaluations, with their errors: `python -m evaluation.summary`.
+"""Scores of the mathematics evaluations, with their errors: `python -m evaluation.summary`. Imports no torch.
 
     python -m evaluation.summary --evaluations results/cpu_math/evaluations --out results/cpu_math/tables
 
@@ -22,6 +22,7 @@ from evaluation.math.protocol import BENCHMARKS
 from evaluation.math.store import Evaluation, StoreError, read_evaluation
 
 PASS_AT = (1, 4, 16)
+COMPLETE = "complete"
 PUBLISHED = Path(__file__).parents[1] / "results" / "published" / "paper.csv"
 KEYS = ("row", "seed", "step", "benchmark")
 COLUMNS: dict[str, str] = {
@@ -87,10 +88,10 @@ def summary_line(evaluation: Evaluation) -> dict[str, Any]:
     """One line of math_scores.csv: the keys of COLUMNS."""
     spec, outcomes = evaluation.spec, outcome_matrix(evaluation)
     right = np.nan_to_num(outcomes)
-    complete = evaluation.sealed and _fits_protocol(spec["benchmark"], outcomes)
+    status = _status(evaluation, outcomes)
     line: dict[str, Any] = dict.fromkeys(COLUMNS, nan) | {name: spec[name] for name in KEYS}
     line |= {
-        "status": _status(evaluation, outcomes),
+        "status": status,
         "problems": outcomes.shape[0],
         "runs": outcomes.shape[1],
         "at_least": 100 * float(right.mean()),
@@ -100,7 +101,7 @@ def summary_line(evaluation: Evaluation) -> dict[str, Any]:
         "patch_set": spec["data"]["patch_set"],
         "folder": evaluation.path.as_posix(),
     }
-    if complete:
+    if status == COMPLETE:
         counts = right.sum(axis=1).astype(int).tolist()
         runs = outcomes.shape[1]
         line |= {
@@ -155,9 +156,15 @@ def score_table(lines: Sequence[dict[str, Any]]) -> str:
     rows = [header, ["---"] * len(header), *body]
     notes = [
         "Right samples in %, ± the standard error over problems; in brackets the paper's value.",
-        *dict.fromkeys(map(_origin, lines)),
+        *dict.fromkeys(origin(line["benchmark"], line["data"], line["patch_set"]) for line in lines),
     ]
     return "\n".join(["| " + " | ".join(row) + " |" for row in rows] + ["", *notes, ""])
+
+
+def origin(benchmark: str, data: str, patch_set: str | None) -> str:
+    """The line below a table that says which problems a benchmark's scores are of."""
+    patches = f"with the corrections {patch_set}" if patch_set else "without corrections"
+    return f"{BENCHMARKS[benchmark].title}: {data} problems, {patches}."
 
 
 def with_paper(lines: Iterable[dict[str, Any]], published: Path = PUBLISHED) -> list[dict[str, Any]]:
@@ -173,8 +180,13 @@ def with_paper(lines: Iterable[dict[str, Any]], published: Path = PUBLISHED) -> 
 
 
 def find_evaluations(folder: Path) -> list[Evaluation]:
-    """All evaluations below a folder, by row, seed, step and benchmark; StoreError for a damaged one."""
+    """All evaluations below a folder, by row, seed, step and benchmark.
+
+    Raises StoreError for one that is damaged or lies in another one's place.
+    """
     found = [read_evaluation(spec.parent) for spec in folder.glob("*/seed*/step*/*/spec.json")]
+    for evaluation in found:
+        _check_place(evaluation, folder)
     order = list(BENCHMARKS)
     return sorted(
         found,
@@ -187,9 +199,15 @@ def find_evaluations(folder: Path) -> list[Evaluation]:
     )
 
 
-def _fits_protocol(name: str, outcomes: np.ndarray) -> bool:
-    benchmark = BENCHMARKS[name]
-    return outcomes.shape == (benchmark.problems, benchmark.runs) and not np.isnan(outcomes).any()
+def _check_place(evaluation: Evaluation, folder: Path) -> None:
+    spec = evaluation.spec
+    row, seed, step, benchmark = (spec.get(name) for name in KEYS)
+    place = f"{row}/seed{seed}/step{step}/{benchmark}"
+    if benchmark not in BENCHMARKS or evaluation.path.relative_to(folder).as_posix() != place:
+        raise StoreError(
+            f"{evaluation.path / 'spec.json'}: is of {place}; an evaluation lies in the folder that says "
+            "what it is of, so move this one away"
+        )
 
 
 def _status(evaluation: Evaluation, outcomes: np.ndarray) -> str:
@@ -200,7 +218,7 @@ def _status(evaluation: Evaluation, outcomes: np.ndarray) -> str:
         return f"{outcomes.shape[0]} x {outcomes.shape[1]} samples where the protocol has {due}"
     if there < outcomes.size:
         return f"{there} of {outcomes.size} samples"
-    return "complete" if evaluation.sealed else "not sealed"
+    return COMPLETE if evaluation.sealed else "not sealed"
 
 
 def _usage(scores: list[dict[str, Any]]) -> dict[str, float]:
@@ -224,11 +242,6 @@ def _share(scores: list[dict[str, Any]], name: str, value: str) -> float:
 
 def _mean(scores: list[dict[str, Any]], name: str) -> float:
     return sum(score[name] for score in scores) / len(scores) if scores else nan
-
-
-def _origin(line: dict[str, Any]) -> str:
-    patches = f"with the corrections {line['patch_set']}" if line["patch_set"] else "without corrections"
-    return f"{BENCHMARKS[line['benchmark']].title}: {line['data']} problems, {patches}."
 
 
 def _cell(line: dict[str, Any]) -> str:

@@ -54,16 +54,20 @@ class Run:
 
     @property
     def begun(self) -> bool:
-        return not self.finished and Path(self.folder, "spec.json").exists()
+        return _begun(self.seal)
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """One table or figure of experiments/artifacts.yaml."""
+    """One table or figure of experiments/artifacts.yaml.
+
+    `evaluated`: at scales with benchmarks it is made from their evaluations.
+    """
 
     name: str
     kind: Literal["table", "figure"]
     rows: tuple[str, ...]
+    evaluated: bool = False
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,7 @@ class Grid:
     beyond: frozenset[str] = frozenset()  # rows that the paper lacks
     warm_starts: tuple[str, ...] = ()  # seals of the warm starts that tables print as a row of their own
     preparation_digests: Mapping[str, str] = field(default_factory=dict)  # by task
+    evaluations: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # seals by row, of benchmarks
     trains: bool = True  # False: reads logged runs
 
     @cached_property
@@ -140,7 +145,9 @@ class Grid:
 
     def row_inputs(self, row: str) -> list[str]:
         """Seals for the page of one row; for a refused row the marker alone, so that nothing runs."""
-        return self.refusal_marker([row]) or self.seals(self.page_rows(row))
+        rows = self.page_rows(row)
+        evaluated = self.evaluated(rows) if row in self.evaluated_rows() else []
+        return self.refusal_marker([row]) or self.seals(rows) + evaluated
 
     def page_rows(self, row: str) -> set[str]:
         """The row, and where a table compares it with SAO, SAO."""
@@ -149,7 +156,22 @@ class Grid:
 
     def artifact_inputs(self, name: str) -> list[str]:
         rows = self.artifacts[name].rows
-        return self.seals(rows) + (list(self.warm_starts) if "warm_start" in rows else [])
+        evaluated = self.evaluated(rows) if self.artifacts[name].evaluated else []
+        return self.seals(rows) + (list(self.warm_starts) if "warm_start" in rows else []) + evaluated
+
+    def evaluated(self, rows: Iterable[str]) -> list[str]:
+        """Seals of the rows' evaluations on benchmarks."""
+        wanted = set(rows)
+        return [seal for row, seals in self.evaluations.items() if row in wanted for seal in seals]
+
+    def evaluated_tables(self) -> list[str]:
+        """Names of the tables that are made from evaluations on benchmarks; none where there are none."""
+        return [name for name in self.names("table") if self.evaluations and self.artifacts[name].evaluated]
+
+    def evaluated_rows(self) -> list[str]:
+        """The grid's rows in those tables."""
+        shown = {row for name in self.evaluated_tables() for row in self.artifacts[name].rows}
+        return [row for row in self.rows if row in shown]
 
     def claim_inputs(self) -> list[str]:
         """Seals of the paper's rows, and of those beyond that are finished already."""
@@ -164,10 +186,16 @@ class Grid:
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
     def unfinished(self, kind: str) -> list[str]:
-        """Names of tables or figures that a begun run without a seal keeps from being made."""
+        """Names of tables or figures that a begun run or evaluation without a seal keeps from being made."""
         begun = {run.row for run in self.runs if run.begun}
         names = self.wanted(kind) + (self.wanted(kind, beyond=True) if begun & self.beyond else [])
-        return [name for name in names if begun & set(self.artifacts[name].rows)]
+        evaluations_begun = any(map(_begun, self.evaluated(self.evaluations)))
+        return [
+            name
+            for name in names
+            if begun & set(self.artifacts[name].rows)
+            or (evaluations_begun and name in self.evaluated_tables())
+        ]
 
     def age_unfinished(self) -> None:
         """Date unfinished tables and figures before all runs, so that the workflow makes them again."""
@@ -186,6 +214,10 @@ class Grid:
             "figures": ("figure", self.names("figure")),
         }
         for argument in arguments:
+            if argument == "math" and not self.evaluations:
+                raise GridError(
+                    f"math: {self.source} has no mathematics benchmarks; add --config scale=cpu_math"
+                )
             target = re.fullmatch(
                 rf"(?P<root>[^=]+)/(?P<folder>{'|'.join(kinds)})/(?P<name>[^/.]+)[/.].*", argument
             )
@@ -262,7 +294,8 @@ def read_artifacts(path: Path = ARTIFACTS_FILE) -> list[Artifact]:
     content = yaml.safe_load(path.read_text(encoding="utf-8"))
     artifacts = []
     for name, table in content["tables"].items():
-        artifacts.append(Artifact(name, "table", tuple(entry["row"] for entry in table["rows"])))
+        rows = tuple(entry["row"] for entry in table["rows"])
+        artifacts.append(Artifact(name, "table", rows, table.get("evaluated", False)))
     for name, figure in content["figures"].items():
         ours = [panel for panel in figure["panels"] if panel["quantity"] != "published"]
         series = [entry["row"] for panel in ours for entry in panel["series"]]
@@ -273,6 +306,11 @@ def read_artifacts(path: Path = ARTIFACTS_FILE) -> list[Artifact]:
 def alternatives(names: Iterable[object]) -> str:
     """Regular expression of a wildcard that takes these values and no others."""
     return "|".join(re.escape(str(name)) for name in names) or "(?!)"
+
+
+def _begun(seal: str) -> bool:
+    """Whether a run or an evaluation has a folder with its settings, and no seal yet."""
+    return not Path(seal).exists() and Path(seal).with_name("spec.json").exists()
 
 
 def _refusal(run: Run, settings: config.RunConfig) -> str | None:

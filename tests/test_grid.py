@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from evaluation.math.targets import with_evaluations
 from sao import config, costs, grid
 from sao.grid import GridError, open_grid
 from sao.switches import Switches, parse_seeds
@@ -209,3 +210,46 @@ def test_planning_imports_no_torch() -> None:
 def test_switches_have_the_documented_defaults() -> None:
     assert Switches.parse({}) == Switches("cpu", "results", None, None)
     assert Switches.parse({"results": "elsewhere/", "seeds": 2}) == Switches("cpu", "elsewhere", None, (0, 1))
+
+
+@pytest.mark.usefixtures("in_empty_folder")
+def test_evaluated_tables_need_the_evaluations_of_their_rows() -> None:
+    plan = with_evaluations(open_grid({"scale": "smoke_math"}))
+    place = "results/smoke_math/evaluations"
+    ours = f"{place}/sao/seed0/step3/aime_2025/seal.json"
+    assert plan.evaluated_tables() == ["table1"]
+    assert plan.evaluated_rows() == ["grpo_dis", "grpo_vanilla", "sao", "sao_dis_only"]
+    inputs = plan.artifact_inputs("table1")
+    assert ours in inputs and f"{place}/sft_no_python/seed0/step0/aime_2025/seal.json" in inputs
+    assert not any(place in path for path in plan.artifact_inputs("table4"))
+    assert [path for path in plan.row_inputs("sao") if place in path] == [ours]
+    assert not any(place in path for path in plan.row_inputs("vapo"))
+    assert with_evaluations(open_grid({"scale": "smoke"})).evaluated_tables() == []
+
+
+@pytest.mark.usefixtures("in_empty_folder")
+def test_refused_rows_are_not_evaluated() -> None:
+    write_spec("grpo_dis", "smoke_math", 0, changed=True)
+    plan = with_evaluations(open_grid({"scale": "smoke_math"}))
+    assert not any("grpo_dis" in path for path in plan.artifact_inputs("table1"))
+    assert plan.refusal_marker(plan.evaluated_rows())
+
+
+@pytest.mark.usefixtures("in_empty_folder")
+def test_an_evaluation_under_way_leaves_its_table_unfinished() -> None:
+    folder = Path("results/smoke_math/evaluations/sao/seed0/step3/aime_2025")
+    folder.mkdir(parents=True)
+    (folder / "spec.json").write_text("{}")
+    plan = with_evaluations(open_grid({"scale": "smoke_math"}))
+    assert plan.unfinished("table") == ["table1"] and plan.unfinished("figure") == []
+    (folder / "seal.json").write_text("{}")
+    assert plan.unfinished("table") == []
+
+
+@pytest.mark.usefixtures("in_empty_folder")
+def test_logged_evaluations_are_those_that_are_there() -> None:
+    for place in ("runs/sao/seed0", "evaluations/glm_4_7/seed0/step0/aime_2025"):
+        Path("logged", place).mkdir(parents=True)
+        Path("logged", place, "seal.json").write_text("{}")
+    plan = with_evaluations(open_grid({"runs": "logged"}))
+    assert plan.evaluated(["glm_4_7"]) == ["logged/evaluations/glm_4_7/seed0/step0/aime_2025/seal.json"]

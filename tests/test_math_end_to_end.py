@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
+from analysis import tables
 from evaluation.math import protocol
 from evaluation.math.arithmetic import arithmetic_environment
 from evaluation.math.export_inspect import main as export
@@ -94,6 +96,16 @@ def test_train_serve_evaluate_grade_and_summarise(
     assert regrade([str(evaluation.path)]) == 0
     again = read_evaluation(evaluation.path)
     assert again.sealed and again.scores == evaluation.scores
+
+    tables.main(["--runs", str(results / "smoke_math"), "--out", str(tmp_path / "t"), "--artifact", "table1"])
+    table = pd.read_csv(tmp_path / "t" / "table1.csv").query("measure == 'evaluation'")
+    (cell,) = table.query("row == 'sft_python' and column == 'AIME2025'").to_dict("records")
+    assert cell["value"] == line["score"] and cell["runs_per_problem"] == RUNS
+    assert cell["runs"] == "evaluations/sft_python/seed0/step0/aime_2025"
+    assert cell["data"] == "synthetic"
+    others = table[table["value"].isna()]
+    assert len(others) == len(table) - 1 == 31
+    assert set(others["status"]) == {"not run", "not at this scale"}
 
     assert export([str(evaluation.path), "--out", str(tmp_path)]) == 0
     (log,) = tmp_path.glob("*.json")

@@ -150,6 +150,8 @@ def test_a_small_evaluation_from_start_to_seal(results: Path, capsys: pytest.Cap
     assert spec["samples"] == {problem.problem_id: 2 for problem in PROBLEMS[:3]}
     (attempt,) = json.loads((folder / "provenance.json").read_text())["attempts"]
     assert attempt["command"].startswith("python -m evaluation.math.runner --row sft_python")
+    assert {"openai", "math-verify", "datasets", "transformers"} <= attempt["packages"].keys()
+    assert attempt["data"]["source"] == "synthetic" and attempt["data"]["patch_set"] is None
 
 
 @pytest.mark.usefixtures("small")
@@ -163,9 +165,11 @@ def test_a_mistake_in_the_middle_keeps_the_samples(results: Path, capsys: pytest
     said = capsys.readouterr()
     assert "cuts after 4 tokens" in said.err and "3/6 samples" in said.out
     assert len(lines(folder_of(results))) == 3
+    assert "cuts after 4 tokens" in read_evaluation(folder_of(results)).failure
     with ScriptedModel(solve).serve() as url:  # another port: the address is no part of what is measured
         assert main(words(results, url)) == 0
     assert len(lines(folder_of(results))) == 6
+    assert not (folder_of(results) / "failure.json").exists()
 
 
 @pytest.mark.usefixtures("small")

@@ -63,6 +63,33 @@ def test_one_row_trains_itself_and_sao(tmp_path: Path) -> None:
     assert jobs == {"warm_start": 1, "pretrain_values": 2, "train": 6, "row": 1}
 
 
+def test_math_makes_table_1_from_evaluations(tmp_path: Path) -> None:
+    jobs = dry_run("math", "--config", "scale=cpu_math", folder=tmp_path)
+    assert jobs.pop("evaluate_math") == (4 + 4) * 4, "rows without training and trained ones, on 4 benchmarks"
+    trained = {"warm_start": 1, "pretrain_values": 2, "train": 4}
+    assert jobs == {**trained, "math_scores": 1, "table": 1, "math": 1}
+    jobs = dry_run("results/smoke_math/rows/vapo.md", "--config", "scale=smoke_math", folder=tmp_path)
+    assert "evaluate_math" not in jobs, "Table 1 has no row vapo"
+    jobs = dry_run("results/smoke_math/rows/grpo_dis.md", "--config", "scale=smoke_math", folder=tmp_path)
+    assert jobs["evaluate_math"] == 2
+
+
+def test_failed_evaluation_is_shown_and_made_when_started_again(project: Project) -> None:
+    math = ("math", "--config", "scale=smoke_math")
+    code, output = project.run(*math, FAILING_EVALUATION="sft_python")
+    assert code != 0
+    assert "sft_python: endpoint broken on purpose" in output
+    table = project.path("results/smoke_math/tables/table1.csv")
+    shown = table.read_text()
+    assert "evaluations/base_python/" in shown and "evaluations/sft_python/" not in shown
+
+    code, output = project.run(*math)
+    assert code == 0, output
+    assert job_counts(output) == {"evaluate_math": 1, "math_scores": 1, "table": 1, "math": 1}
+    assert "evaluations/sft_python/seed0/step0/aime_2025" in table.read_text()
+    assert NOTHING in project.run(*math)[1]
+
+
 def test_default_target_leaves_out_rows_beyond_the_paper(finished: Project) -> None:
     assert finished.seals() == {"sao", "grpo_dis", "vapo"}
     code, output = finished.run("beyond")
@@ -189,6 +216,7 @@ def test_logged_runs_make_plots_and_nothing_trains(finished: Project) -> None:
     [
         (("results/smoke/rows/vapoo.md",), "no row vapoo; did you mean vapo?"),
         (("-n", "--config", "scale=smok"), "no scale smok; did you mean smoke?"),
+        (("math",), "results/smoke has no mathematics benchmarks; add --config scale=cpu_math"),
     ],
 )
 def test_mistakes_give_one_line(project: Project, arguments: tuple[str, ...], message: str) -> None:

@@ -61,7 +61,36 @@ folder.mkdir(parents=True, exist_ok=True)
 (folder / "seal.json").write_text("{}")
 """
 
-# Writes the seals that it sees, as an artifact does that is made from finished runs.
+EVALUATE = """
+import argparse, os, sys
+from pathlib import Path
+
+parser = argparse.ArgumentParser()
+for name in ("row", "scale", "seed", "step", "benchmark", "results"):
+    parser.add_argument("--" + name)
+options = parser.parse_args()
+place = f"seed{options.seed}/step{options.step}/{options.benchmark}"
+folder = Path(options.results, options.scale, "evaluations", options.row, place)
+folder.mkdir(parents=True, exist_ok=True)
+(folder / "spec.json").write_text("{}")
+if options.row == os.environ.get("FAILING_EVALUATION"):
+    sys.exit(f"{options.row}: endpoint broken on purpose")
+(folder / "seal.json").write_text("{}")
+"""
+
+SUMMARY = """
+import argparse
+from pathlib import Path
+
+parser = argparse.ArgumentParser()
+for name in ("evaluations", "out"):
+    parser.add_argument("--" + name)
+out = Path(parser.parse_args().out)
+for name in ("math_scores.csv", "math_scores.md", "math_problems.csv"):
+    (out / name).write_text("scores")
+"""
+
+# Writes the seals that it sees, as an artifact does that is made from finished runs and evaluations.
 ANALYSIS = """
 import argparse
 from pathlib import Path
@@ -70,7 +99,8 @@ parser = argparse.ArgumentParser()
 for name in ("runs", "out", "artifact", "row"):
     parser.add_argument("--" + name)
 options = parser.parse_args()
-seals = sorted(path.as_posix() for path in Path(options.runs).glob("runs/*/seed*/seal.json"))
+patterns = ("runs/*/seed*/seal.json", "evaluations/*/seed*/step*/*/seal.json")
+seals = sorted(path.as_posix() for pattern in patterns for path in Path(options.runs).glob(pattern))
 base = f"{options.out}/{options.artifact}" if options.artifact else options.out
 for suffix in SUFFIXES:
     file = Path(base + suffix)
@@ -105,6 +135,8 @@ class Project:
                 self._copy(f"sao/{file.name}")
             self.write("sao/train.py", TRAIN)
             self.write("sao/prepare.py", PREPARE)
+            self.write("evaluation/math/runner.py", EVALUATE)
+            self.write("evaluation/summary.py", SUMMARY)
             for module, suffixes in {
                 "tables": (".csv", ".md", ".tex"),
                 "figures": (".pdf", ".svg", ".png", ".csv"),

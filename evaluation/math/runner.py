@@ -181,7 +181,7 @@ def main(arguments: list[str] | None = None) -> int:
             if store.sealed:
                 print(f"{plan.folder}: is finished")
                 return 0
-            store.record_attempt(f"python -m evaluation.math.runner {shlex.join(words)}")
+            stack.enter_context(store.attempt(f"python -m evaluation.math.runner {shlex.join(words)}"))
             plan.start(stack)
             evaluate(store, plan.problems, plan.play, plan.endpoint, options.concurrency, plan.needed_tokens)
     except (SamplesMissing, EndpointFailure) as error:

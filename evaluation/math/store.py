@@ -5,7 +5,8 @@ results/<scale>/evaluations/<row>/seed<k>/step<n>/<benchmark>/
     samples.jsonl      one line a sample with its texts, appended and flushed
     errors.jsonl       failures of endpoint, tool or grader; they are no samples
     scores.jsonl       the samples without texts, in order; written once all are there
-    provenance.json    command, code, packages and hardware of every attempt
+    provenance.json    command, code, packages, hardware and data of every attempt
+    failure.json       why the last attempt failed; removed when a new one begins
     seal.json          digest, number of samples, checksums; written last, by rename
 """
 
@@ -14,6 +15,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,6 +26,7 @@ from sao import provenance
 from sao.runlog_files import append_lines, lock, write_atomic, write_json, writing
 
 SAMPLES, ERRORS, SCORES = "samples.jsonl", "errors.jsonl", "scores.jsonl"
+FAILURE = "failure.json"
 TEXT_FIELDS = ("messages", "problem", "response_text")
 
 Key = tuple[str, int]
@@ -40,12 +43,16 @@ class SamplesMissing(StoreError):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a folder holds; `scores` are the samples without texts, by problem (as in the data) and run."""
+    """What a folder holds; `scores` are the samples without texts, by problem (as in the data) and run.
+
+    `failure` says why the last attempt failed; empty where it did not, or is under way.
+    """
 
     path: Path
     spec: dict[str, Any]
     scores: list[dict[str, Any]]
     sealed: bool
+    failure: str = ""
 
 
 def digest(spec: dict[str, Any]) -> str:
@@ -119,12 +126,23 @@ class SampleStore:
         error = {"time": _now(), "problem_id": key[0], "run_index": key[1], "attempt": attempt}
         append_lines(self.path / ERRORS, [json.dumps(error | {"message": message})])
 
-    def record_attempt(self, command: str) -> None:
-        """Note command, code, packages and hardware of this attempt."""
+    @contextmanager
+    def attempt(self, command: str) -> Iterator[None]:
+        """Note command, code, packages, hardware and data, and why the attempt fails if it does.
+
+        An interrupt is no failure.
+        """
         file = self.path / "provenance.json"
         attempts = json.loads(file.read_bytes())["attempts"] if file.exists() else []
-        attempts.append({"start": _now(), "command": command, **provenance.collect()})
+        data = self.spec.get("data")
+        attempts.append({"start": _now(), "command": command, **provenance.collect(), "data": data})
         write_json(file, {"attempts": attempts})
+        (self.path / FAILURE).unlink(missing_ok=True)
+        try:
+            yield
+        except Exception as error:
+            write_json(self.path / FAILURE, {"reason": str(error), "time": _now()})
+            raise
 
     def seal(self, scores: Iterable[dict[str, Any]] | None = None) -> None:
         """Write the scores (those of the samples unless others are given) and the seal.
@@ -209,7 +227,8 @@ def read_evaluation(path: Path) -> Evaluation:
     spec = _read_spec(path / "spec.json")
     seal = path / "seal.json"
     if not seal.exists():
-        return Evaluation(path, spec, list(map(without_texts, read_samples(path))), sealed=False)
+        scores = list(map(without_texts, read_samples(path)))
+        return Evaluation(path, spec, scores, sealed=False, failure=_read_failure(path / FAILURE))
     for name, expected in json.loads(seal.read_bytes())["files"].items():
         if _fingerprint(path / name) != expected:
             raise StoreError(
@@ -226,6 +245,15 @@ def _read_spec(file: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError) as error:
         raise StoreError(f"{file}: cannot be read: {error}; move the folder away") from None
     return spec
+
+
+def _read_failure(file: Path) -> str:
+    if not file.exists():
+        return ""
+    try:
+        return str(json.loads(file.read_bytes())["reason"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise StoreError(f"{file}: cannot be read: {error}; remove it") from None
 
 
 def _drop_incomplete_end(file: Path) -> None:

@@ -1,12 +1,15 @@
-"""What the workflow's target `math` evaluates, and what each evaluation starts from. Imports no torch.
+"""What the workflow evaluates on the mathematics benchmarks, and what each evaluation starts from. No torch.
 
 results/<scale>/evaluations/<row>/seed<k>/step<n>/<benchmark>/seal.json
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
 
 from evaluation.math.protocol import BENCHMARKS
-from sao.config import Scale
+from sao.config import Scale, load_scale
+from sao.grid import Grid
 
 BASE_ROWS = {"base_python": "initial_policy", "sft_python": "policy"}
 """Rows without training by the folder of their policy in the warm start; each also without the tool."""
@@ -30,16 +33,52 @@ def policy_seal(scale: Scale, root: str, row: str, seed: int | str) -> str:
     return f"{root}/runs/{row}/seed{seed}/seal.json"
 
 
-def evaluation_seals(scale: Scale, root: str, trained: Iterable[str], seeds: Iterable[int]) -> list[str]:
-    """Seals of the scale's benchmarks for the rows without training and the last step of trained ones.
-
-    Empty at a scale whose task has no text, and so no benchmarks.
-    """
+def scale_benchmarks(scale: Scale) -> tuple[str, ...]:
+    """Names of the benchmarks that the scale asks for; none at a scale whose task has no text."""
     task = scale.tasks.reasoning
     if task is None or task.environment != "python_math":
-        return []
+        return ()
+    return tuple(name for name in BENCHMARKS if name in task.benchmarks)
+
+
+def evaluation_seals(
+    scale: Scale, root: str, trained: Iterable[str], seeds: Iterable[int]
+) -> dict[str, tuple[str, ...]]:
+    """Seals by row of the scale's benchmarks: of rows without training, and of trained ones at the last step.
+
+    Empty at a scale without benchmarks.
+    """
+    benchmarks = scale_benchmarks(scale)
+    if not benchmarks:
+        return {}
     last = scale.evaluation.steps[-1]
-    places = [f"{row}/seed0/step0" for row in untrained_rows()]
-    places += [f"{row}/seed{seed}/step{last}" for row in trained for seed in seeds]
-    benchmarks = [name for name in BENCHMARKS if name in task.benchmarks]
-    return [f"{root}/evaluations/{place}/{name}/seal.json" for place in places for name in benchmarks]
+    places = {row: [f"{row}/seed0/step0"] for row in untrained_rows()}
+    places |= {row: [f"{row}/seed{seed}/step{last}" for seed in seeds] for row in trained}
+    return {
+        row: tuple(f"{root}/evaluations/{place}/{name}/seal.json" for place in there for name in benchmarks)
+        for row, there in places.items()
+    }
+
+
+def with_evaluations(grid: Grid) -> Grid:
+    """The grid with the evaluations of its evaluated tables' rows; of logged runs, those that are there.
+
+    Refused rows are left out, as their runs are.
+    """
+    if not grid.trains:
+        return replace(grid, evaluations=_logged_seals(Path(grid.source)))
+    tables = [artifact for artifact in grid.artifacts.values() if artifact.evaluated]
+    trained = [
+        row
+        for row in grid.paper_rows()
+        if row not in grid.refused and any(row in table.rows for table in tables)
+    ]
+    return replace(grid, evaluations=evaluation_seals(load_scale(grid.scale), grid.root, trained, grid.seeds))
+
+
+def _logged_seals(folder: Path) -> Mapping[str, tuple[str, ...]]:
+    seals: dict[str, tuple[str, ...]] = {}
+    for seal in sorted(folder.glob("evaluations/*/seed*/step*/*/seal.json")):
+        row = seal.parents[3].name
+        seals[row] = (*seals.get(row, ()), seal.as_posix())
+    return seals
