@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from evaluation.math.protocol import BENCHMARKS
+from evaluation.math.protocol import BENCHMARKS, MAX_TOKENS, MAX_TURNS
 from evaluation.math.store import Evaluation, StoreError, read_evaluation
 
 PASS_AT = (1, 4, 16)
@@ -36,6 +36,7 @@ COLUMNS: dict[str, str] = {
     "se_problems": "standard error over problems: what other problems of the kind would change (points)",
     "se_runs": "standard deviation of the runs over sqrt(runs): what sampling again would change (points)",
     "at_least": "right samples (%), missing ones counted as wrong",
+    "judged": "right samples (%), undecided ones as the judge says; empty unless complete and all judged",
     "paper": "the paper's value (%)",
     "undecided": "samples that no grader could decide (%); not right",
     **{f"pass_at_{k}": f"problems solved by one of {k} samples (%), unbiased" for k in PASS_AT},
@@ -46,6 +47,8 @@ COLUMNS: dict[str, str] = {
     "malformed_calls": "calls that could not be read (%)",
     "cut_by_tokens": "samples that the token limit ended (%)",
     "cut_by_turns": "samples that the turn limit ended (%)",
+    "max_tokens": "limit of tokens of a sample",
+    "max_turns": "limit of actions of a sample",
     "python": "whether the tool was there",
     "sandbox": "what its code ran in; none: plain processes",
     "data": "where the problems come from: published or synthetic",
@@ -94,6 +97,8 @@ def summary_line(evaluation: Evaluation) -> dict[str, Any]:
         "problems": outcomes.shape[0],
         "runs": outcomes.shape[1],
         "at_least": 100 * float(right.mean()),
+        "max_tokens": spec["protocol"]["max_tokens"],
+        "max_turns": spec["protocol"]["max_turns"],
         "python": spec["protocol"]["python"],
         "sandbox": spec["protocol"]["sandbox"],
         "data": spec["data"]["source"],
@@ -107,6 +112,7 @@ def summary_line(evaluation: Evaluation) -> dict[str, Any]:
             "score": 100 * float(right.mean()),
             "se_problems": 100 * clustered_error(right),
             "se_runs": 100 * run_error(right),
+            "judged": _judged(evaluation.scores),
         }
         for k in PASS_AT:
             line[f"pass_at_{k}"] = 100 * float(np.mean([pass_at_k(runs, count, k) for count in counts]))
@@ -148,10 +154,9 @@ def score_table(lines: Sequence[dict[str, Any]]) -> str:
     cells: dict[tuple[Any, ...], dict[str, str]] = {}
     for line in lines:
         cells.setdefault((line["row"], line["seed"], line["step"]), {})[line["benchmark"]] = _cell(line)
-    header = ["row", "seed", "step", *(benchmark.title for benchmark in BENCHMARKS.values())]
-    body = [
-        [*map(str, place), *(found.get(name, "") for name in BENCHMARKS)] for place, found in cells.items()
-    ]
+    names = [name for name in BENCHMARKS if any(name in found for found in cells.values())]
+    header = ["row", "seed", "step", *(BENCHMARKS[name].title for name in names)]
+    body = [[*map(str, place), *(found.get(name, "") for name in names)] for place, found in cells.items()]
     rows = [header, ["---"] * len(header), *body]
     notes = [
         "Right samples in %, ± the standard error over problems; in brackets the paper's value.",
@@ -175,6 +180,11 @@ def with_paper(lines: Iterable[dict[str, Any]], published: Path = PUBLISHED) -> 
 def find_evaluations(folder: Path) -> list[Evaluation]:
     """All evaluations below a folder, by row, seed, step and benchmark; StoreError for a damaged one."""
     found = [read_evaluation(spec.parent) for spec in folder.glob("*/seed*/step*/*/spec.json")]
+    for one in found:
+        if one.spec["benchmark"] not in BENCHMARKS:
+            raise StoreError(
+                f"{one.path}: is of benchmark {one.spec['benchmark']!r}, which is unknown here; move it away"
+            )
     order = list(BENCHMARKS)
     return sorted(
         found,
@@ -203,6 +213,16 @@ def _status(evaluation: Evaluation, outcomes: np.ndarray) -> str:
     return "complete" if evaluation.sealed else "not sealed"
 
 
+def _judged(scores: list[dict[str, Any]]) -> float:
+    """Right samples (%), undecided ones by the judge's verdicts; NaN where one of them lacks a verdict."""
+    verdicts = [
+        score.get("judge", {}).get("verdict") if score["verdict"] == "undecided" else score["verdict"]
+        for score in scores
+    ]
+    known = all(verdict in ("right", "wrong") for verdict in verdicts)
+    return 100 * verdicts.count("right") / len(verdicts) if known and verdicts else nan
+
+
 def _usage(scores: list[dict[str, Any]]) -> dict[str, float]:
     calls = sum(score["tool_calls"] for score in scores)
     malformed = sum(score["malformed_calls"] for score in scores)
@@ -228,7 +248,11 @@ def _mean(scores: list[dict[str, Any]], name: str) -> float:
 
 def _origin(line: dict[str, Any]) -> str:
     patches = f"with the corrections {line['patch_set']}" if line["patch_set"] else "without corrections"
-    return f"{BENCHMARKS[line['benchmark']].title}: {line['data']} problems, {patches}."
+    limits = (line["max_tokens"], line["max_turns"])
+    shorter = (
+        "" if limits == (MAX_TOKENS, MAX_TURNS) else f", at most {limits[0]} tokens and {limits[1]} turns"
+    )
+    return f"{BENCHMARKS[line['benchmark']].title}: {line['data']} problems, {patches}{shorter}."
 
 
 def _cell(line: dict[str, Any]) -> str:
