@@ -7,7 +7,7 @@
 #   snakemake --cores 2 math --config scale=cpu_math               the mathematics benchmarks, sampled over HTTP
 #   snakemake --cores 1 plan                                       runs left, with their cost
 #
-# Switches: --config scale=cpu results=results seeds=5 runs=FOLDER
+# Switches: --config scale=cpu results=results seeds=5 runs=FOLDER endpoint=URL model=NAME
 import os
 import signal
 import sys
@@ -16,7 +16,13 @@ from pathlib import Path
 
 from snakemake.utils import min_version
 
-from evaluation.math.targets import policy_seal, untrained_rows, with_evaluations
+from evaluation.math.targets import (
+    endpoint_options,
+    policy_pattern,
+    policy_seal,
+    untrained_rows,
+    with_evaluations,
+)
 from sao.config import load_scale
 from sao.grid import GridError, alternatives, open_grid
 
@@ -193,17 +199,24 @@ rule train:
 rule evaluate_math:
     """One benchmark of one policy. Declares the seal alone, so that samples outlive a failure."""
     input:
-        lambda wildcards: ancient(
-            policy_seal(
-                load_scale(GRID.scale), OUT, wildcards.policy, wildcards.policy_seed
+        lambda wildcards: (
+            ancient(
+                policy_seal(
+                    load_scale(GRID.scale),
+                    OUT,
+                    wildcards.policy,
+                    wildcards.policy_seed,
+                )
             )
+            if wildcards.policy in {*GRID.rows, *untrained_rows()}
+            else []
         ),
     output:
         f"{OUT}/evaluations/{{policy}}/seed{{policy_seed}}/step{{step}}/{{benchmark}}/seal.json",
     log:
         f"{OUT}/logs/evaluations/{{policy}}.seed{{policy_seed}}.step{{step}}.{{benchmark}}.log",
     wildcard_constraints:
-        policy=alternatives([*GRID.rows, *untrained_rows()]),
+        policy=policy_pattern(GRID.rows, served="endpoint" in config),
         policy_seed=r"\d+",
         step=r"\d+",
         benchmark="[a-z0-9_]+",
@@ -213,12 +226,15 @@ rule evaluate_math:
     threads: 2
     resources:
         mem_mb=3000,
+        # No parameter: those of a finished evaluation may change, and its address is no part of what it measured.
+        endpoint=lambda wildcards: endpoint_options(config, wildcards.policy, GRID.rows),
     params:
         results=lambda wildcards: GRID.results,
         scale=GRID.scale,
     shell:
         "python -u -m evaluation.math.runner --results {params.results:q} --row {wildcards.policy} --scale {params.scale}"
-        " --seed {wildcards.policy_seed} --step {wildcards.step} --benchmark {wildcards.benchmark} 2>&1 | tee -i {log:q}"
+        " --seed {wildcards.policy_seed} --step {wildcards.step} --benchmark {wildcards.benchmark} {resources.endpoint}"
+        " 2>&1 | tee -i {log:q}"
 
 
 rule math_scores:

@@ -141,9 +141,9 @@ def write_comparison(first: Run, second: Run, text: str, out: Path, command: str
         for place, panel in zip(axes[1:], map(_panel, CURVES), strict=True):
             curve = metric_curve([run], panel.series[0], label, panel, "updates")
             drawing.draw_curve(place, curve, position)
-    drawing.finish_panel(axes[0], "", X_LABELS["updates"], f"{ACCURACY} (%)", (0.0, None), True)
+    drawing.finish_panel(axes[0], "", X_LABELS["updates"], f"{ACCURACY} (%)", (0.0, None), True, False)
     for place, panel in zip(axes[1:], map(_panel, CURVES), strict=True):
-        drawing.finish_panel(place, "", X_LABELS["updates"], panel.y_label, (None, None), True)
+        drawing.finish_panel(place, "", X_LABELS["updates"], panel.y_label, (None, None), True, False)
     smoothed = f"Metrics are centred moving means of {WINDOW} updates, points single updates"
     drawing.write_figure(canvas, out / "curves", f"{smoothed}. {command}")
 

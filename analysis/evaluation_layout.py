@@ -96,7 +96,7 @@ def _notes_cell(lines: pd.DataFrame) -> str:
 
 
 def _titles() -> dict[str, str]:
-    return {benchmark.published: benchmark.title for benchmark in BENCHMARKS.values()}
+    return {one.published: one.title for one in BENCHMARKS.values() if one.published is not None}
 
 
 def _measured(data: pd.DataFrame, table: Table) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 
 from analysis.artifacts import ROWS_FOLDER, TableRow
 from analysis.load import EVALUATION_DATA, AnalysisError, Logs, Outcomes
-from analysis.rows import PLANNED, RowStatus, status_of, unfinished_reason
+from analysis.rows import NOT_RUN, RowStatus, status_of, unfinished_reason
 from evaluation.math.protocol import BENCHMARKS
 from evaluation.math.store import Evaluation, StoreError
 from evaluation.math.targets import scale_benchmarks
@@ -17,7 +17,6 @@ from evaluation.summary import COMPLETE, find_evaluations, outcome_matrix, summa
 from sao.config import ConfigError, load_scale, scale_names
 
 LIMITS = ("max_tokens", "max_turns", "temperature", "top_p")
-NOT_RUN = "not run"
 NOT_AT_THIS_SCALE = "not at this scale"
 
 
@@ -136,7 +135,7 @@ def _training(logs: Logs, row: str, seed: int) -> str:
     if run is None or run.finished:
         return ""
     reason = unfinished_reason(logs, row, seed)
-    return "" if reason == PLANNED else reason
+    return "" if reason == NOT_RUN else reason
 
 
 def _absence(evaluations: Evaluations, benchmark: str, step: int | None, steps: Sequence[int]) -> str:

@@ -21,8 +21,11 @@ from evaluation.math.protocol import TEMPERATURE, TOP_P
 
 RETRIES = 6  # with pauses of 0.5 to 8 seconds, or as long as the server asks for
 CHECK_RETRIES = 1
-TIMEOUT_SECONDS = 7200.0  # 128k tokens at 20 tokens a second
+NEUTRAL = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+"""Sampling that changes nothing; unsaid, vLLM takes what the model's generation_config.json says."""
+TIMEOUT_SECONDS = 7200  # 128k tokens at 20 tokens a second
 CONNECT_SECONDS = 20.0
+MOSTLY = "the address of an OpenAI-compatible endpoint mostly ends in /v1"
 DROPPABLE = ("temperature", "top_p")  # at 1 they are the defaults of APIs that refuse them by name
 
 
@@ -95,7 +98,10 @@ class Endpoint:
             return
         except openai.OpenAIError as error:
             raise self._classified(error) from error
-        models = {model["id"]: model for model in self._json(answer).get("data", [])}
+        listed = self._json(answer).get("data") or []
+        if not isinstance(listed, list) or not all(isinstance(m, dict) and "id" in m for m in listed):
+            raise EndpointError(f"{self.url}: lists no models; {MOSTLY}")
+        models = {model["id"]: model for model in listed}
         self._answered = True
         if not models:
             return
@@ -116,10 +122,7 @@ class Endpoint:
         self, token_ids: Sequence[int], max_tokens: int, stop_ids: Sequence[int], seed: int
     ) -> Completion:
         """Sample a continuation of `token_ids`, at temperature 1 and top-p 1."""
-        body = {
-            "return_token_ids": True,
-            "stop_token_ids": list(stop_ids),
-        }
+        body = {"return_token_ids": True, "stop_token_ids": list(stop_ids), **NEUTRAL}
         answer = await self._ask(
             self._client.completions.with_raw_response.create,
             prompt=list(token_ids),
@@ -145,11 +148,16 @@ class Endpoint:
             return await self.chat(messages, tools, max_tokens)
         choice = self._first_choice(answer)
         usage = answer.get("usage") or {}
-        sampled = usage.get("completion_tokens")
+        sampled, prompt = usage.get("completion_tokens"), usage.get("prompt_tokens")
+        if sampled is None or prompt is None:
+            raise EndpointError(
+                f"{self.url}: reports no usage with its answers, without which tokens cannot be counted nor "
+                "cut answers found; have the server send it"
+            )
         cut = choice.get("finish_reason") == "length"
-        if cut and sampled is not None:
+        if cut:
             self._check_length("length", sampled, max_tokens)
-        return ChatTurn(choice["message"], sampled or 0, usage.get("prompt_tokens") or 0, cut)
+        return ChatTurn(choice["message"], sampled, prompt, cut)
 
     async def _ask(self, method: Any, **given: Any) -> dict[str, Any]:
         sampling = {"temperature": TEMPERATURE, "top_p": TOP_P}
@@ -169,10 +177,7 @@ class Endpoint:
         except ValueError:
             content = None
         if not isinstance(content, dict):
-            raise EndpointError(
-                f"{self.url}: answers with something else than JSON; the address of an OpenAI-compatible "
-                "endpoint mostly ends in /v1"
-            )
+            raise EndpointError(f"{self.url}: answers with something else than a JSON object; {MOSTLY}")
         return content
 
     def _first_choice(self, answer: dict[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from evaluation.math.protocol import BENCHMARKS
+from evaluation.math.protocol import BENCHMARKS, MAX_TOKENS, MAX_TURNS
 from evaluation.math.store import Evaluation, StoreError, read_evaluation
 
 PASS_AT = (1, 4, 16)
@@ -37,6 +37,7 @@ COLUMNS: dict[str, str] = {
     "se_problems": "standard error over problems: what other problems of the kind would change (points)",
     "se_runs": "standard deviation of the runs over sqrt(runs): what sampling again would change (points)",
     "at_least": "right samples (%), missing ones counted as wrong",
+    "judged": "right samples (%), undecided ones as the judge says; empty unless complete and all judged",
     "paper": "the paper's value (%)",
     "undecided": "samples that no grader could decide (%); not right",
     **{f"pass_at_{k}": f"problems solved by one of {k} samples (%), unbiased" for k in PASS_AT},
@@ -47,6 +48,8 @@ COLUMNS: dict[str, str] = {
     "malformed_calls": "calls that could not be read (%)",
     "cut_by_tokens": "samples that the token limit ended (%)",
     "cut_by_turns": "samples that the turn limit ended (%)",
+    "max_tokens": "limit of tokens of a sample",
+    "max_turns": "limit of actions of a sample",
     "python": "whether the tool was there",
     "sandbox": "what its code ran in; none: plain processes",
     "data": "where the problems come from: published or synthetic",
@@ -95,6 +98,8 @@ def summary_line(evaluation: Evaluation) -> dict[str, Any]:
         "problems": outcomes.shape[0],
         "runs": outcomes.shape[1],
         "at_least": 100 * float(right.mean()),
+        "max_tokens": spec["protocol"]["max_tokens"],
+        "max_turns": spec["protocol"]["max_turns"],
         "python": spec["protocol"]["python"],
         "sandbox": spec["protocol"]["sandbox"],
         "data": spec["data"]["source"],
@@ -108,6 +113,7 @@ def summary_line(evaluation: Evaluation) -> dict[str, Any]:
             "score": 100 * float(right.mean()),
             "se_problems": 100 * clustered_error(right),
             "se_runs": 100 * run_error(right),
+            "judged": _judged(evaluation.scores),
         }
         for k in PASS_AT:
             line[f"pass_at_{k}"] = 100 * float(np.mean([pass_at_k(runs, count, k) for count in counts]))
@@ -149,22 +155,32 @@ def score_table(lines: Sequence[dict[str, Any]]) -> str:
     cells: dict[tuple[Any, ...], dict[str, str]] = {}
     for line in lines:
         cells.setdefault((line["row"], line["seed"], line["step"]), {})[line["benchmark"]] = _cell(line)
-    header = ["row", "seed", "step", *(benchmark.title for benchmark in BENCHMARKS.values())]
-    body = [
-        [*map(str, place), *(found.get(name, "") for name in BENCHMARKS)] for place, found in cells.items()
-    ]
+    names = [name for name in BENCHMARKS if any(name in found for found in cells.values())]
+    header = ["row", "seed", "step", *(BENCHMARKS[name].title for name in names)]
+    body = [[*map(str, place), *(found.get(name, "") for name in names)] for place, found in cells.items()]
     rows = [header, ["---"] * len(header), *body]
     notes = [
         "Right samples in %, ± the standard error over problems; in brackets the paper's value.",
-        *dict.fromkeys(origin(line["benchmark"], line["data"], line["patch_set"]) for line in lines),
+        *dict.fromkeys(
+            origin(
+                line["benchmark"], line["data"], line["patch_set"], (line["max_tokens"], line["max_turns"])
+            )
+            for line in lines
+        ),
     ]
     return "\n".join(["| " + " | ".join(row) + " |" for row in rows] + ["", *notes, ""])
 
 
-def origin(benchmark: str, data: str, patch_set: str | None) -> str:
-    """The line below a table that says which problems a benchmark's scores are of."""
+def origin(
+    benchmark: str, data: str, patch_set: str | None, limits: tuple[int, int] = (MAX_TOKENS, MAX_TURNS)
+) -> str:
+    """The line below a table that says which problems a benchmark's scores are of.
+
+    `limits`, tokens and turns of a trajectory, are named where they are not the protocol's.
+    """
     patches = f"with the corrections {patch_set}" if patch_set else "without corrections"
-    return f"{BENCHMARKS[benchmark].title}: {data} problems, {patches}."
+    fewer = "" if limits == (MAX_TOKENS, MAX_TURNS) else f", at most {limits[0]} tokens and {limits[1]} turns"
+    return f"{BENCHMARKS[benchmark].title}: {data} problems, {patches}{fewer}."
 
 
 def with_paper(lines: Iterable[dict[str, Any]], published: Path = PUBLISHED) -> list[dict[str, Any]]:
@@ -203,7 +219,11 @@ def _check_place(evaluation: Evaluation, folder: Path) -> None:
     spec = evaluation.spec
     row, seed, step, benchmark = (spec.get(name) for name in KEYS)
     place = f"{row}/seed{seed}/step{step}/{benchmark}"
-    if benchmark not in BENCHMARKS or evaluation.path.relative_to(folder).as_posix() != place:
+    if benchmark not in BENCHMARKS:
+        raise StoreError(
+            f"{evaluation.path}: is of benchmark {benchmark!r}, which is unknown here; move it away"
+        )
+    if evaluation.path.relative_to(folder).as_posix() != place:
         raise StoreError(
             f"{evaluation.path / 'spec.json'}: is of {place}; an evaluation lies in the folder that says "
             "what it is of, so move this one away"
@@ -219,6 +239,16 @@ def _status(evaluation: Evaluation, outcomes: np.ndarray) -> str:
     if there < outcomes.size:
         return f"{there} of {outcomes.size} samples"
     return COMPLETE if evaluation.sealed else "not sealed"
+
+
+def _judged(scores: list[dict[str, Any]]) -> float:
+    """Right samples (%), undecided ones by the judge's verdicts; NaN where one of them lacks a verdict."""
+    verdicts = [
+        score.get("judge", {}).get("verdict") if score["verdict"] == "undecided" else score["verdict"]
+        for score in scores
+    ]
+    known = all(verdict in ("right", "wrong") for verdict in verdicts)
+    return 100 * verdicts.count("right") / len(verdicts) if known and verdicts else nan
 
 
 def _usage(scores: list[dict[str, Any]]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""The `--config` switches of the workflow: scale, results, runs and seeds. Imports no torch."""
+"""The `--config` switches of the workflow: scale, results, runs, seeds, endpoint, model. Imports no torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -19,6 +19,8 @@ class Switches:
     results: str = "results"
     runs: str | None = None  # folder of logged runs to read in place of training
     seeds: tuple[int, ...] | None = None  # None: the scale's own
+    endpoint: str | None = None  # base URL that serves what is evaluated, in place of the local engine
+    model: str | None = None  # its name there; the row by default
 
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> "Switches":
@@ -33,6 +35,8 @@ class Switches:
                 raise GridError(f"--config {name}=: is empty; state a value or leave the switch out")
         if "runs" in values and values.keys() & {"scale", "seeds"}:
             raise GridError("--config runs=...: scale and seeds are those of the logged runs; leave them out")
+        if "model" in values and "endpoint" not in values:
+            raise GridError("--config model=...: names a model at an endpoint; add endpoint=URL")
         if "results" in values:
             values["results"] = values["results"].rstrip("/") or "/"
         seeds = parse_seeds(values.pop("seeds")) if "seeds" in values else None

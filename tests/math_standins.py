@@ -145,6 +145,7 @@ class ScriptedModel:
         self.script, self.faults, self.key = script, faults or {}, key
         self.requests: list[dict[str, Any]] = []
         self.max_model_len = 4096
+        self.usage: dict[str, int] | None = {"prompt_tokens": 9, "completion_tokens": 5}  # of a chat turn
         self.lock = threading.Lock()
 
     async def models(self, request: Request) -> Response:
@@ -191,10 +192,9 @@ class ScriptedModel:
                 "tool_calls": [{"id": "c1", "type": "function", "function": function}],
             }
         choice = {"message": message, "finish_reason": "stop"}
-        usage = {"prompt_tokens": 9, "completion_tokens": 5}
         if callable(fault):
             fault(choice)
-        return JSONResponse({"choices": [choice], "usage": usage})
+        return JSONResponse({"choices": [choice], "usage": self.usage})
 
     @contextlib.contextmanager
     def serve(self) -> Iterator[str]:

@@ -81,7 +81,7 @@ def test_interquartile_mean_is_over_seeds_and_bands(logs: Logs, table: pd.DataFr
 def test_reference_and_missing_rows_have_no_comparison(table: pd.DataFrame) -> None:
     assert np.isnan(table.loc["sao", "p"]) and table.loc["sao", "seeds"] == 3
     missing = table.loc["sao_critic_1x"]
-    assert missing["seeds"] == 0 and np.isnan(missing["score"]) and missing["note"] == "planned"
+    assert missing["seeds"] == 0 and np.isnan(missing["score"]) and missing["note"] == "not run"
     assert table.loc["running_mean", "difference_interval"] == "bootstrap over problems only"
 
 

@@ -1,6 +1,7 @@
 """The client of an endpoint: what it asks for, what it retries, and what it says when something is wrong."""
 
 import asyncio
+import json
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -19,12 +20,13 @@ from math_standins import (
     tokenizer,
 )
 from starlette.applications import Starlette
-from starlette.responses import PlainTextResponse
+from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.routing import Route
 
 from evaluation.endpoint import Endpoint, EndpointError, EndpointFailure
 from evaluation.math.conversation import Attempt, ChatAttempt, play_tokens, seeds
-from sao.environments.python_math import Limits, PythonMath
+from sao.environments.chat_format import PYTHON_TOOL
+from sao.environments.python_math import Limits, PythonMath, question
 from sao.trajectory import Trajectory
 
 POOL = ThreadPoolExecutor(2)
@@ -57,7 +59,7 @@ def play(url: str, max_tokens: int = 600, tool: PlainTool | None = None) -> Atte
     return asyncio.run(run())
 
 
-def play_chat(url: str, max_tokens: int = 600, max_turns: int = 5, tool: PlainTool | None = None) -> Attempt:
+def play_chat(url: str, max_tokens: int = 2000, max_turns: int = 5, tool: PlainTool | None = None) -> Attempt:
     async def run() -> Attempt:
         async with Endpoint(url, "scripted", timeout=20, retries=0) as endpoint:
             limits = Limits(max_tokens, max_turns)
@@ -77,6 +79,8 @@ def test_requests_carry_the_protocol() -> None:
         played = play(url)
     first, second = model.requests
     assert (first["temperature"], first["top_p"], first["model"]) == (1.0, 1.0, "scripted")
+    # Unsaid, vLLM would take these from the model's generation_config.json, top-k 20 for Qwen3.
+    assert (first["top_k"], first["min_p"], first["repetition_penalty"]) == (0, 0.0, 1.0)
     assert (first["logprobs"], first["return_token_ids"]) == (0, True)
     assert first["stop_token_ids"] == list(chat().stop_ids)
     assert first["max_tokens"] == 600 - len(first["prompt"])
@@ -208,9 +212,14 @@ def test_a_wrong_address_a_wrong_key_and_a_wrong_model() -> None:
             ask(url.removesuffix("/v1"), *COMPLETE)
         with pytest.raises(EndpointError, match=r"context of 4096 tokens.*--max-model-len 131072"):
             ask(url, "check", 131_072, key="right")
-    page = Starlette(routes=[Route("/v1/models", lambda request: PlainTextResponse("<html>welcome"))])
-    with serving(page) as url, pytest.raises(EndpointError, match="something else than JSON"):
-        ask(f"{url}/v1", "check")
+    for answer, message in (
+        (PlainTextResponse("<html>welcome"), "something else than a JSON object"),
+        (JSONResponse({"data": [1, 2]}), "lists no models"),
+        (JSONResponse({"data": {"status": "up"}}), "lists no models"),
+    ):
+        page = Starlette(routes=[Route("/v1/models", lambda request, answer=answer: answer)])
+        with serving(page) as url, pytest.raises(EndpointError, match=message):
+            ask(f"{url}/v1", "check")
 
 
 def test_a_connection_lost_in_the_middle_is_a_failure_and_no_mistake() -> None:
@@ -236,9 +245,12 @@ def test_chat_completions_with_tool_calls() -> None:
     with model.serve() as url:
         played = play_chat(url, tool=tool)
     first, second = model.requests
-    assert (first["temperature"], first["top_p"], first["max_tokens"]) == (1.0, 1.0, 600)
+    assert (first["temperature"], first["top_p"]) == (1.0, 1.0)
+    asked = len(json.dumps(first["messages"] + first["tools"], ensure_ascii=False).encode())
+    assert first["max_tokens"] == 2000 - asked, "the prompt counts, a byte for a token until it was counted"
     assert first["tools"][0]["function"]["name"] == "python"
-    assert second["max_tokens"] == 595, "the budget is the trajectory's"
+    # 9 + 5 tokens were counted; the tool's result has not been yet.
+    assert 2000 - 9 - 5 - 90 < second["max_tokens"] < 2000 - 9 - 5 - 2, "the budget is the trajectory's"
     assert second["messages"][1]["tool_calls"][0]["id"] == "c1"
     assert second["messages"][2] == {"role": "tool", "tool_call_id": "c1", "content": "42"}
     assert (played.outcome.grade.verdict, played.turns, played.action_tokens) == ("right", 2, 10)
@@ -250,18 +262,33 @@ def test_chat_limits() -> None:
     with ScriptedModel(lambda said, number: "print(1)").serve() as url:
         played = play_chat(url, max_turns=3)
         assert (played.outcome.finish_reason, played.turns, played.interpreter.calls) == ("turns", 3, 2)
-        played = play_chat(url, max_tokens=10, max_turns=9)
-        assert (played.outcome.finish_reason, played.turns) == ("length", 2)
+    with ScriptedModel(lambda said, number: "print('y' * 3000)").serve() as url:
+        played = play_chat(url, max_turns=9)
+        assert (played.outcome.finish_reason, played.turns) == ("length", 1), "its result fills the budget"
+    with (
+        ScriptedModel(lambda said, number: "").serve() as url,
+        pytest.raises(EndpointError, match=r"prompt of problem p0 may have \d+ tokens.*raise --max-tokens"),
+    ):
+        play_chat(url, max_tokens=10)
 
     def length(choice: dict[str, Any]) -> None:
         choice["finish_reason"] = "length"
 
     model = ScriptedModel(lambda said, number: "\\boxed{42", {0: length})
-    with model.serve() as url, pytest.raises(EndpointError, match="cuts after 5 tokens where 600"):
+    with model.serve() as url, pytest.raises(EndpointError, match=r"cuts after 5 tokens where \d+"):
         play_chat(url)
+    given = json.dumps([*question(SIX_TIMES_SEVEN), PYTHON_TOOL], ensure_ascii=False)
     with ScriptedModel(lambda said, number: "\\boxed{42", {0: length}).serve() as url:
-        played = play_chat(url, max_tokens=5)
+        played = play_chat(url, max_tokens=len(given) + 5)
         assert (played.outcome.finish_reason, played.outcome.grade.verdict) == ("length", "wrong")
+
+
+def test_a_chat_without_usage_is_refused() -> None:
+    """Without it an endpoint that cuts at 4k tokens would look like a model that gives up."""
+    model = ScriptedModel(lambda said, number: "\\boxed{42")
+    model.usage = None
+    with model.serve() as url, pytest.raises(EndpointError, match="reports no usage"):
+        play_chat(url)
 
 
 def test_parameters_that_an_api_does_not_know_are_left_out_or_renamed() -> None:
@@ -275,7 +302,7 @@ def test_parameters_that_an_api_does_not_know_are_left_out_or_renamed() -> None:
         assert play_chat(url).outcome.grade.verdict == "right"
     third = model.requests[2]
     assert "top_p" not in third and "max_tokens" not in third
-    assert (third["max_completion_tokens"], third["temperature"]) == (600, 1.0)
+    assert (third["max_completion_tokens"], third["temperature"]) == (model.requests[0]["max_tokens"], 1.0)
     refused = {0: (400, "tools are not supported", "tools")}
     with (
         ScriptedModel(lambda said, number: "", refused).serve() as url,

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evaluation.math import protocol
-from evaluation.math.store import SampleStore
+from evaluation.math.store import SampleStore, read_evaluation, read_samples, without_texts
 from evaluation.summary import (
     COLUMNS,
     clustered_error,
@@ -84,6 +84,7 @@ def make(
     missing: int = 0,
     seal: bool = True,
     source: str = "published",
+    max_tokens: int = protocol.MAX_TOKENS,
     **more: Any,
 ) -> Path:
     """An evaluation with OUTCOMES, the last `missing` samples left out."""
@@ -93,7 +94,7 @@ def make(
         "seed": 0,
         "step": 7,
         "benchmark": "aime_2025",
-        "protocol": {"python": True, "sandbox": "bubblewrap"},
+        "protocol": {"python": True, "sandbox": "bubblewrap", "max_tokens": max_tokens, "max_turns": 50},
         "data": {"source": source, "patch_set": "corrected_1"},
         "samples": {"a": 4, "b": 4, "c": 4},
     }
@@ -163,6 +164,51 @@ def test_undecided_and_cut_samples_are_counted_apart(tmp_path: Path) -> None:
     assert line["at_least"] == pytest.approx(100 * 4 / 12)
     assert [one["undecided"] for one in problem_lines(evaluation)] == [1, 0, 0]
     assert sum(one["cut"] for one in problem_lines(evaluation)) == 2
+
+
+@pytest.mark.usefixtures("small")
+def test_the_judge_has_a_column_of_its_own(tmp_path: Path) -> None:
+    """5 of 12 are right; with one undecided answer that the judge calls right, 6 of 12 beside them."""
+    path = make(tmp_path)
+    assert summary_line(find_evaluations(tmp_path)[0])["judged"] == 50.0, "nothing was undecided"
+    spec = read_evaluation(path).spec
+    for judge, judged in (({}, np.nan), ({"judge": {"verdict": "right"}}, 50.0)):
+        with SampleStore(path, spec) as store:
+            scores = [without_texts(one) for one in read_samples(path)]
+            first = next(one for one in scores if one["verdict"] == "right")
+            first |= {"verdict": "undecided"} | judge
+            store.seal(scores)
+        line = summary_line(find_evaluations(tmp_path)[0])
+        assert line["score"] == pytest.approx(100 * 5 / 12), "no judge changes the score of the rules"
+        assert line["judged"] == pytest.approx(judged, nan_ok=True)
+
+
+@pytest.mark.usefixtures("small")
+def test_limits_other_than_the_protocols_are_said(tmp_path: Path) -> None:
+    make(tmp_path, max_tokens=4096)
+    lines = list(with_paper(map(summary_line, find_evaluations(tmp_path))))
+    assert lines[0]["max_tokens"] == 4096
+    assert "corrected_1, at most 4096 tokens and 50 turns." in score_table(lines)
+
+
+def test_an_unknown_benchmark_or_a_damaged_folder_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = make(tmp_path)
+    for name, content in (
+        ("seal.json", "{"),
+        ("spec.json", "[]"),
+        ("spec.json", json.dumps({"benchmark": "aime_2025"})),
+    ):
+        whole = (path / name).read_text()
+        (path / name).write_text(content)
+        assert main(["--evaluations", str(tmp_path), "--out", str(tmp_path / "t")]) == 2
+        said = capsys.readouterr().err
+        assert f"{path / name}: " in said and said.count("\n") == 1
+        (path / name).write_text(whole)
+    monkeypatch.delitem(protocol.BENCHMARKS, "aime_2025")
+    assert main(["--evaluations", str(tmp_path), "--out", str(tmp_path / "t")]) == 2
+    assert "benchmark 'aime_2025', which is unknown here" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("small")

@@ -67,6 +67,7 @@ def test_other_seeds_are_refused(text: str) -> None:
         ({"sclae": "cpu"}, "no switch sclae; did you mean scale"),
         ({"scale": "smok"}, "did you mean smoke"),
         ({"scale": ""}, "is empty"),
+        ({"model": "glm-4.7"}, "add endpoint=URL"),
         ({"runs": "nowhere"}, "nowhere/runs/<row>/seed<k>/seal.json"),
         ({"runs": "results/logged/cpu", "scale": "cpu"}, "leave them out"),
     ],

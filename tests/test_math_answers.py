@@ -43,6 +43,7 @@ def test_the_last_box_after_the_thinking_is_the_answer(response: str, answer: st
         ("", "stop", "no_answer"),
         ("and then we", "length", "truncated"),
         (r"\boxed{6", "length", "truncated"),
+        ("", "turns", "truncated"),
         ("<think>long thoughts", "length", "truncated"),
         (r"<think>perhaps \boxed{5}", "length", "truncated"),
         (r"<think>perhaps \boxed{5}", "stop", "truncated"),

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from evaluation.math import grading
+from evaluation.math import grading, grading_pool
 from evaluation.math.graders import Ballot, Pair, grade_pair
 from evaluation.math.grading import Grade, Grader
-from evaluation.math.grading_pool import LIMIT_SECONDS, GradingPool, WorkerFailure
+from evaluation.math.grading_pool import LIMIT_SECONDS, GradingPool, StartFailure, WorkerFailure
 from evaluation.math.judge import INSTRUCTION, Judge, JudgeError
 from evaluation.math.verdicts import Opinion
 
@@ -238,6 +238,22 @@ def test_a_lost_second_grader_leaves_the_first_ones_opinion(monkeypatch: pytest.
         assert (lost.verdict, lost.reason) == ("undecided", "timeout: no result within 10 s")
 
 
+def test_processes_that_do_not_start_give_no_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is known of the answer then: it is no undecided one, and another attempt may succeed."""
+    with Grader(workers=1) as grader:
+        with monkeypatch.context() as patch:
+            patch.setattr(grading_pool, "START_SECONDS", 0.0)
+            with pytest.raises(StartFailure, match=r"processes that grade do not start: not ready in 0 s"):
+                grader.grade("hmmt_nov_2025", r"\frac{1}{2}", r"\boxed{0.5}")
+            path = write(tmp_path / "s.jsonl", [sample("1/2", r"\boxed{0.5}", benchmark="hmmt_nov_2025")])
+            assert grading.main(["regrade", str(path), "--workers", "1"]) == 2
+            assert capsys.readouterr().err.count("\n") == 1
+            assert not (tmp_path / "s.graded.jsonl").exists()
+        assert grader.grade("hmmt_nov_2025", r"\frac{1}{2}", r"\boxed{0.5}").verdict == "right"
+
+
 # Regrading ------------------------------------------------------------------------------------------------
 
 
@@ -341,7 +357,7 @@ def endpoint() -> Iterator[tuple[str, list[dict[str, Any]]]]:
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             requests.append(body)
-            verdict = "Correct" if "2k+1" in body["messages"][1]["content"] else "Incorrect"
+            verdict = "Correct" if "2k+1" in body["messages"][-1]["content"] else "Incorrect"
             message = {"role": "assistant", "content": rf"Both name the odd numbers. \boxed{{{verdict}}}"}
             reply = {
                 "id": "1",
@@ -401,6 +417,36 @@ def test_a_judge_that_cannot_be_asked_is_named_in_one_line(tmp_path: Path) -> No
     with pytest.raises(JudgeError, match="carry no `problem` text"):
         judge.ask("", "odd $n$", "2k+1")
     assert not (tmp_path / "judge.jsonl").exists()
+
+
+def test_a_judge_with_a_prompt_of_the_users(
+    tmp_path: Path, endpoint: tuple[str, list[dict[str, Any]]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    url, requests = endpoint
+    words = {"benchmark": "imo_answerbench", "problem": "Find all {answer} n."}
+    path = write(tmp_path / "samples.jsonl", [sample("odd $n$", r"\boxed{2k+1}", **words)])
+    prompt = tmp_path / "prompt.txt"
+    prompt.write_text("P {problem}\nS {answer}\nG {gold}\nEnd with \\boxed{Correct} or \\boxed{Incorrect}.")
+    command = ["regrade", str(path), "--workers", "1", "--judge-url", url, "--judge-model", "j"]
+    command += ["--judge-prompt", str(prompt)]
+    body = Judge(url, "j", tmp_path / "j.jsonl", prompt=prompt)
+    with pytest.raises(JudgeError, match="carry no `problem`"):
+        body.ask("", "odd", "2k+1")
+    assert grading.main(command) == 0
+    assert "judge: 1 right" in capsys.readouterr().out
+    (request,) = requests
+    assert request["messages"] == [
+        {
+            "role": "user",
+            "content": "P Find all {answer} n.\nS 2k+1\nG odd $n$\n"
+            "End with \\boxed{Correct} or \\boxed{Incorrect}.",
+        }
+    ]
+    prompt.write_text("P {problem}")
+    assert grading.main(command) == 2
+    assert "has no place for {gold}, {answer}" in capsys.readouterr().err
+    assert grading.main([*command[:-1], str(tmp_path / "none.txt")]) == 2
+    assert "none.txt: cannot be read" in capsys.readouterr().err
 
 
 def test_a_judge_needs_both_address_and_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -250,6 +250,44 @@ def test_another_number_of_problems_is_no_evaluation(
     assert "2 problems where the protocol has 3" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--concurrency", "0"], "--concurrency: '0' is no whole number from 1 on"),
+        (["--max-tokens", "-5"], "'-5' is no whole number from 1 on"),
+        (["--seed", "-1"], "'-1' is no whole number from 0 on"),
+        (["--row", "../../etc"], "'../../etc' names a folder"),
+        (["--row", "zai/glm-4.7"], "'zai/glm-4.7' names a folder"),
+        (["--benchmark", "aime_2024"], "invalid choice: 'aime_2024'"),
+    ],
+)
+def test_options_that_make_no_evaluation(
+    results: Path, capsys: pytest.CaptureFixture[str], more: list[str], message: str
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(words(results, "http://127.0.0.1:9/v1", *more))
+    assert message in capsys.readouterr().err
+    assert not (results / "smoke_math" / "evaluations").exists()
+
+
+def test_a_scale_whose_policies_know_no_mathematics(
+    results: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for row in ("sao", "sft_python"):
+        assert main(words(results, "http://127.0.0.1:9/v1", "--row", row, "--scale", "cpu")) == 2
+        assert "its policies do no mathematics (task locks)" in capsys.readouterr().err
+
+
+def test_the_first_version_of_imo_answerbench_can_be_chosen(
+    results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = words(results, "http://127.0.0.1:9/v1", "--benchmark", "imo_answerbench_v1")
+    assert main(first) == 2
+    assert "none of the generated ones, which are aime_2025" in capsys.readouterr().err
+    assert main([*first, "--data", "published", "--data-dir", str(tmp_path / "no")]) == 2
+    assert "imo_answerbench_v1: no file in" in capsys.readouterr().err
+
+
 SPEC = {"row": "r", "seed": 0, "step": 4, "benchmark": "B", "samples": {"p1": 2, "p0": 1}}
 
 
@@ -294,8 +332,15 @@ def test_a_store_mends_an_incomplete_end_and_reports_damage(store: SampleStore) 
         assert again.done == {("p0", 0)}
         again.append(sample("p1", 0))
     assert len(lines_of(file)) == 2
-    file.write_bytes(b"{broken\n" + whole)
-    with pytest.raises(StoreError, match="line 1 is damaged"), SampleStore(store.path, SPEC):
+    for line in (b"{broken\n", b"null\n", b"{}\n", b"[1]\n", b"\n"):
+        file.write_bytes(line + whole)
+        with pytest.raises(StoreError, match="line 1 is damaged"), SampleStore(store.path, SPEC):
+            pass
+    file.write_bytes(whole.replace(b'"p0"', b'"p9"'))
+    with (
+        pytest.raises(StoreError, match=r"p9 which spec.json does not ask for"),
+        SampleStore(store.path, SPEC),
+    ):
         pass
     file.write_bytes(whole + whole)
     with pytest.raises(StoreError, match="holds run 0 of problem p0 twice"), SampleStore(store.path, SPEC):
@@ -304,6 +349,16 @@ def test_a_store_mends_an_incomplete_end_and_reports_damage(store: SampleStore) 
 
 def lines_of(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def test_damaged_files_beside_the_samples_are_named(store: SampleStore) -> None:
+    (store.path / "provenance.json").write_text("{")
+    with pytest.raises(StoreError, match=r"provenance.json: cannot be read"):
+        store.record_attempt("again")
+    store.close()
+    (store.path / "spec.json").write_text('{"digest": "1", "row": "r"}')
+    with pytest.raises(StoreError, match=r"spec.json: was changed"), SampleStore(store.path, SPEC):
+        pass
 
 
 def test_a_store_is_one_evaluation_of_one_process(store: SampleStore) -> None:

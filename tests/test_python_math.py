@@ -244,6 +244,7 @@ def test_the_turn_limit_ends_the_episode_before_the_tool_runs() -> None:
     result = one.step(ids("</think>\n\n\\boxed{42}" + call("print(2)").partition("</think>")[2]))
     assert (result.done, result.reward, result.status) == (True, 0.0, "truncated")
     assert one.outcome is not None and one.outcome.finish_reason == "turns"
+    assert grader_of(one).given == [("aime_2025", "42", "", "turns")], "as a regrading from the log has it"
     assert tool.codes == ["print(1)"]
 
 
@@ -294,6 +295,11 @@ def test_an_action_that_ends_with_the_end_of_text_calls_nothing() -> None:
             "{% for m in messages if m.role != 'tool' %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}",
             "does not write tool results",
         ),
+        (
+            "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+            "{{ m.content|tojson if m.role == 'tool' else m.content }}<|im_end|>\n{% endfor %}",
+            "does not write tool results",
+        ),
         ("{{ raise_exception('only one question') }}", "fails: only one question"),
     ],
 )
@@ -312,6 +318,9 @@ def test_a_template_without_thinking_works_too() -> None:
     )
     plain = ChatFormat(other, [PYTHON_TOOL])
     assert not plain.opens_thinking
+    other.chat_template = other.chat_template.replace("m.content }}", "m.content|trim }}")
+    trimming = ChatFormat(other, [PYTHON_TOOL])
+    assert trimming.observation_ids(["  4\n"]) == plain.observation_ids(["4"])
     assert (
         other.decode(plain.observation_ids(["4"]))
         == "\n<|im_start|>tool\n4<|im_end|>\n<|im_start|>assistant\n"

@@ -132,6 +132,9 @@ def test_the_model_is_listed_with_its_context(client: httpx.Client) -> None:
     ("body", "status", "message"),
     [
         ({"top_p": 0.9}, 400, "top_p"),
+        ({"top_k": 20}, 400, "top_k"),
+        ({"min_p": 0.1}, 400, "min_p"),
+        ({"repetition_penalty": 1.1}, 400, "repetition_penalty"),
         ({"n": 2}, 400, "n: "),
         ({"stream": True}, 400, "stream"),
         ({"stop": ["\n"]}, 400, "stop: Extra inputs are not permitted"),
@@ -150,6 +153,10 @@ def test_what_the_server_lacks_it_refuses_by_name(
 ) -> None:
     answer = complete(client, **body)
     assert answer.status_code == status and message in answer.json()["error"]["message"]
+
+
+def test_sampling_that_changes_nothing_may_be_named(client: httpx.Client) -> None:
+    assert complete(client, top_k=0, min_p=0.0, repetition_penalty=1.0).status_code == 200
 
 
 def test_other_faults_of_requests(client: httpx.Client) -> None:

@@ -24,7 +24,7 @@ class Extraction:
     """The final answer of one response.
 
     `answer` is None unless `status` is "answered". "truncated" means that the response ended inside its
-    thinking or, cut at the token limit, without a box; `reason` says which rule decided.
+    thinking or, cut at a limit, without a box; `reason` says which rule decided.
     """
 
     answer: str | None
@@ -43,8 +43,9 @@ def extract_answer(
 
     Only text after the last `</think>` counts; a thinking block that never ends holds no answer. With
     `thinking_opened` the chat template opened the block in the prompt, so that a response without `</think>`
-    never left it. `finish_reason` "length" marks responses cut at the token limit. `lenient` falls back on
-    an announced answer, the last bold text or the last number, for comparison with graders that do so.
+    never left it. `finish_reason` "length" marks responses cut at the token limit, "turns" conversations cut
+    at the turn limit. `lenient` falls back on an announced answer, the last bold text or the last number, for
+    comparison with graders that do so.
     """
     _, closed, text = response.rpartition("</think>")
     if not closed and (thinking_opened or "<think>" in response):
@@ -55,8 +56,9 @@ def extract_answer(
         reason = "no box, lenient reading" if answer is not None else reason
     if answer is not None:
         return Extraction(answer, "answered", reason)
-    if finish_reason == "length":
-        return Extraction(None, "truncated", f"cut at the token limit: {reason}")
+    if finish_reason in ("length", "turns"):
+        limit = "token" if finish_reason == "length" else "turn"
+        return Extraction(None, "truncated", f"cut at the {limit} limit: {reason}")
     return Extraction(None, "no_answer", reason)
 
 

@@ -2,9 +2,11 @@
 
 import asyncio
 import hashlib
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from typing import Any
 
 from evaluation.endpoint import Endpoint, EndpointError
 from sao.environments.chat_format import PYTHON_TOOL, Message
@@ -120,8 +122,20 @@ def _attempt(
     )
 
 
+def _most_tokens(messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> int:
+    """A bound on the tokens of messages that an API will count only when it has got them: their bytes.
+
+    Asking for more than the context holds makes servers refuse a request or cut its answer.
+    """
+    return len(json.dumps([*messages, *tools], ensure_ascii=False).encode(errors="replace"))
+
+
 class ChatAttempt:
-    """One problem over chat completions, for reference models behind APIs."""
+    """One problem over chat completions, for reference models behind APIs.
+
+    The limit of tokens covers prompt, actions and tool results together, as in the episode; what the API has
+    not counted yet is taken for one token a byte.
+    """
 
     def __init__(
         self, problem: Problem, endpoint: Endpoint, limits: Limits, grader: Grader, tool: Tool | None
@@ -155,8 +169,16 @@ class ChatAttempt:
     async def _converse(self, executor: Executor) -> tuple[str, FinishReason]:
         loop = asyncio.get_running_loop()
         history = question(self.problem)
+        context = _most_tokens(history, self.tools)  # of what the next action follows, at most
+        if context >= self.limits.max_tokens:
+            raise EndpointError(
+                f"the prompt of problem {self.problem.problem_id} may have {context} tokens, and a "
+                f"trajectory {self.limits.max_tokens}; raise --max-tokens"
+            )
         while True:
-            left = self.limits.max_tokens - self.action_tokens
+            left = self.limits.max_tokens - context
+            if left < 1:
+                return "", "length"
             turn = await self.endpoint.chat(history, self.tools, left)
             self.turns += 1
             self.action_tokens += turn.completion_tokens
@@ -173,6 +195,7 @@ class ChatAttempt:
                 }
             )
             calls = turn.message.get("tool_calls") or []
+            context = turn.prompt_tokens + turn.completion_tokens
             if turn.cut or not calls:
                 text = read_action(content, opens_thinking=False, ended=not turn.cut, may_call=False).text
                 return text, "length" if turn.cut else "stop"
@@ -185,5 +208,4 @@ class ChatAttempt:
                 answer = await loop.run_in_executor(executor, self.interpreter.answer, wanted)
                 self.messages.append(answer)
                 history.append({"role": "tool", "tool_call_id": call.get("id"), "content": answer["content"]})
-            if self.action_tokens >= self.limits.max_tokens:
-                return "", "length"
+                context += _most_tokens([answer], [])

@@ -232,14 +232,25 @@ def _compare_tuples(gold: Node, answer: Node) -> Opinion:
         return _weakest([compare(*pair) for pair in pairs], "every entry of the tuple")
     if _is_region(answer) and len(gold.args) == 2:
         return _compare_regions(gold, answer)
-    if answer.head == "list" and len(answer.args) == len(gold.args):
+    if answer.head == "list" and len(answer.args) == len(gold.args) and not functions.assigned_names(answer):
         bare = [item.args[-1] if item.head == "relation" else item for item in answer.args]
         opinions = [compare(*pair) for pair in zip(gold.args, bare, strict=True)]
         if all(opinion.verdict == "right" for opinion in opinions):
             return undecided("the entries of the tuple without brackets")
     if answer.head == "relation" or (answer.head == "list" and functions.assigned_names(answer)):
-        return undecided("named values for a tuple")
+        return _compare_named(gold, answer)
     return wrong(f"a {answer.head.replace('_', ' ')} where a tuple is due")
+
+
+def _compare_named(gold: Node, answer: Node) -> Opinion:
+    """`a = 2, b = 3` for (a, b) = (2, 3); a tuple whose entries have no names leaves their order open."""
+    items = answer.args if answer.head == "list" else (answer,)
+    given = {functions.assigned_name(item): item.args[-1] for item in items}
+    names = gold.value if isinstance(gold.value, tuple) else ()
+    if len(names) != len(gold.args) or len(given) != len(items) or given.keys() != set(names):
+        return undecided("named values for a tuple")
+    pairs = zip(names, gold.args, strict=True)
+    return _weakest([compare(entry, given[name]) for name, entry in pairs], "every named entry of the tuple")
 
 
 # Regions --------------------------------------------------------------------------------------------------

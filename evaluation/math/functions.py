@@ -105,11 +105,11 @@ def compare_equations(gold: Node, answer: Node) -> Opinion:
     if answer.head != "relation":
         if answer.head in ("tuple", "list", "set", "interval", "union"):
             return wrong(f"a {answer.head} where an equation is due")
-        return (
-            from_equality(equal(target, answer), "by value")
-            if assignment
-            else wrong("a formula, not an equation")
-        )
+        if assignment:
+            return from_equality(equal(target, answer), "by value")
+        if is_name(gold.args[0]) and not symbols(target) and equal(target, answer):
+            return undecided("a value where the gold answer is an equation or names that value")
+        return wrong("a formula, not an equation")
     if answer.value != ("=",) or len(gold.args) != 2:
         return undecided("relations that cannot be compared")
     if _proportional(gold, answer) is not None:

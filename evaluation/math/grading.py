@@ -19,7 +19,7 @@ from typing import Any
 
 from evaluation.math.answers import extract_answer, integer_of
 from evaluation.math.graders import Ballot, Pair, grade_pair
-from evaluation.math.grading_pool import LIMIT_SECONDS, GradingPool, WorkerFailure
+from evaluation.math.grading_pool import LIMIT_SECONDS, GradingPool, StartFailure, WorkerFailure
 from evaluation.math.judge import Judge, JudgeError
 from evaluation.math.verdicts import Opinion, Verdict, undecided
 
@@ -103,7 +103,10 @@ class Grader:
         thinking_opened: bool = False,
         lenient: bool = False,
     ) -> Grade:
-        """Grade one response against the gold answer; `evaluation.math.answers` explains the options."""
+        """Grade one response against the gold answer; `evaluation.math.answers` explains the options.
+
+        Raises StartFailure where no process can be started to compare in.
+        """
         extraction = extract_answer(response, finish_reason, thinking_opened=thinking_opened, lenient=lenient)
         if extraction.answer is None:
             return Grade("wrong", None, extraction.status, extraction.reason)
@@ -133,6 +136,9 @@ class Grader:
             ballot = self._ballot(pair).result()
         except WorkerFailure as failure:
             ballot = self._without_math_verify(pair, str(failure))
+        except StartFailure:
+            self._known.pop(pair, None)  # another attempt may find a worker
+            raise
         return ballot.opinion, ballot.votes
 
     def _without_math_verify(self, pair: Pair, problem: str) -> Ballot:
@@ -248,20 +254,28 @@ def main(arguments: list[str] | None = None) -> int:
     command.add_argument("--decimals", action="store_true", help="accept rounded decimals for exact numbers")
     command.add_argument("--judge-url", help="OpenAI-compatible endpoint that judges undecided samples")
     command.add_argument("--judge-model", help="model name at that endpoint")
+    command.add_argument(
+        "--judge-prompt", type=Path, help="file with {problem}, {gold}, {answer}, in place of our instruction"
+    )
     options = parser.parse_args(arguments)
     target = options.out or options.samples.with_suffix(".graded.jsonl")
     try:
         if bool(options.judge_url) != bool(options.judge_model):
             raise SampleError("--judge-url and --judge-model go together; give both or neither")
         judge = (
-            Judge(options.judge_url, options.judge_model, target.with_suffix(".judge.jsonl"))
+            Judge(
+                options.judge_url,
+                options.judge_model,
+                target.with_suffix(".judge.jsonl"),
+                prompt=options.judge_prompt,
+            )
             if options.judge_url
             else None
         )
         samples = list(read_samples(options.samples))
         with Grader(options.workers, options.decimals) as grader:
             graded = list(regrade(samples, grader, options.lenient, judge))
-    except (SampleError, JudgeError) as problem:
+    except (SampleError, JudgeError, StartFailure) as problem:
         print(problem, file=sys.stderr)
         return 2
     unfinished = target.with_suffix(".part")

@@ -29,11 +29,16 @@ class WorkerFailure(Exception):
     """A task has no result: "timeout", or the way its worker died."""
 
 
+class StartFailure(RuntimeError):
+    """No worker can be started, which says nothing about any task."""
+
+
 class GradingPool(Generic[Task, Result]):
     """Runs `function(task)` in `workers` processes, at most `limit_seconds` of wall time each.
 
     `function` is a module-level function; its module is loaded before the workers fork, so that a killed
-    one is replaced within milliseconds. Futures fail with `WorkerFailure`. Use it as a context manager.
+    one is replaced within milliseconds. Futures fail with `WorkerFailure`, or with `StartFailure` where there
+    is no worker to be had. Use it as a context manager.
     """
 
     def __init__(
@@ -107,10 +112,16 @@ class _Worker:
         self.process = context.Process(target=_serve, args=(theirs, function, limit_seconds), daemon=True)
         self.process.start()
         theirs.close()
-        if not self.pipe.poll(START_SECONDS):
+        try:
+            if not self.pipe.poll(START_SECONDS):
+                raise WorkerFailure(f"not ready in {START_SECONDS:.0f} s")
+            self._receive()
+        except WorkerFailure as failure:
             self.kill()
-            raise WorkerFailure(f"a worker did not start in {START_SECONDS:.0f} s")
-        self._receive()
+            raise StartFailure(
+                f"the processes that grade do not start: {failure}; a script of your own that grades needs "
+                'the line `if __name__ == "__main__":` around its work'
+            ) from None
 
     def run(self, task: Any) -> Any:
         """The function's result. Raises WorkerFailure, or what the function raised."""

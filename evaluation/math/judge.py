@@ -8,6 +8,7 @@ the hash of its prompt and model, so that grading again asks nothing twice and a
 import hashlib
 import json
 import os
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ Decide whether both answers state the same mathematical content.
 Reason in a few sentences, then end with \\boxed{Correct} or \\boxed{Incorrect} and nothing after it.
 """
 TEMPLATE = "Problem:\n{problem}\n\nReference answer:\n{gold}\n\nFinal answer to check:\n{answer}\n"
+_FIELDS = re.compile(r"\{(?:problem|gold|answer)\}")
 _VERDICTS: dict[str, Verdict] = {"correct": "right", "incorrect": "wrong"}
 
 
@@ -52,13 +54,20 @@ class Judgement:
 class Judge:
     """Asks one model at one endpoint, and remembers its replies in `store`.
 
-    The key comes from the environment variable OPENAI_API_KEY; endpoints without keys take any.
+    The key comes from the environment variable OPENAI_API_KEY; endpoints without keys take any. `prompt` is
+    a file whose text is sent in place of the instruction here, with {problem}, {gold} and {answer} filled in;
+    the reply, too, has to end with one of the boxed words. Raises JudgeError where it lacks one of the three.
     """
 
-    def __init__(self, url: str, model: str, store: Path, timeout_seconds: float = 600) -> None:
+    def __init__(
+        self, url: str, model: str, store: Path, timeout_seconds: float = 600, prompt: Path | None = None
+    ) -> None:
         import openai  # only a judge needs it
 
         self.model = model
+        self._instruction, self._template = INSTRUCTION, TEMPLATE
+        if prompt is not None:
+            self._instruction, self._template = "", _read_template(prompt)
         self.store = store
         self._errors = (openai.OpenAIError,)
         self._client = openai.OpenAI(
@@ -84,8 +93,9 @@ class Judge:
             raise JudgeError(
                 "the samples carry no `problem` text, which the judge needs; add it or drop --judge-url"
             )
-        prompt = TEMPLATE.format(problem=problem, gold=gold, answer=answer)
-        digest = hashlib.sha256((INSTRUCTION + prompt).encode()).hexdigest()
+        values = {"{problem}": problem, "{gold}": gold, "{answer}": answer}
+        prompt = _FIELDS.sub(lambda found: values[found.group()], self._template)
+        digest = hashlib.sha256((self._instruction + prompt).encode()).hexdigest()
         key = _key(self.model, digest)
         if key not in self._known:
             reply = self._reply(prompt)
@@ -99,15 +109,27 @@ class Judge:
         return self._known[key]
 
     def _reply(self, prompt: str) -> str:
+        messages: list[Any] = [{"role": "user", "content": prompt}]
+        if self._instruction:
+            messages.insert(0, {"role": "system", "content": self._instruction})
         try:
             completion = self._client.chat.completions.create(
-                model=self.model,
-                temperature=0,
-                messages=[{"role": "system", "content": INSTRUCTION}, {"role": "user", "content": prompt}],
+                model=self.model, temperature=0, messages=messages
             )
         except self._errors as problem:
             raise JudgeError(f"judge {self.model} at {self._client.base_url}: {problem}") from None
         return completion.choices[0].message.content or ""
+
+
+def _read_template(path: Path) -> str:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as problem:
+        raise JudgeError(f"--judge-prompt {path}: cannot be read: {problem}") from None
+    missing = [name for name in ("{problem}", "{gold}", "{answer}") if name not in text]
+    if missing:
+        raise JudgeError(f"--judge-prompt {path}: has no place for {', '.join(missing)}; write it there")
+    return text
 
 
 def _key(model: str, digest: str) -> str:

@@ -4,7 +4,8 @@ import argparse
 import hashlib
 import json
 import os
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from evaluation.math.data import load_benchmark
 from evaluation.math.grading import Grader
 from evaluation.math.problems import DataError
 from evaluation.math.sandbox import PythonTool, SandboxError
-from evaluation.math.synthetic import load_synthetic
+from evaluation.math.synthetic import BENCHMARK_KINDS, load_synthetic
 from evaluation.math.targets import BASE_ROWS, untrained_rows, with_python
 from sao import config
 from sao.config_files import closest
@@ -27,6 +28,7 @@ from sao.environments.chat_format import PYTHON_TOOL, ChatFormat, ChatFormatErro
 from sao.environments.python_math import INSTRUCTION, Limits, Problem, PythonMath
 
 EDGE_BYTES = 1 << 20
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
 class PlanError(ValueError):
@@ -35,14 +37,17 @@ class PlanError(ValueError):
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Options of `python -m evaluation.math.runner`."""
+    count, number = _at_least(1), _at_least(0)
     parser = argparse.ArgumentParser(
         prog="python -m evaluation.math.runner",
         description="Evaluate a checkpoint or an OpenAI-compatible endpoint on a mathematics benchmark.",
     )
-    parser.add_argument("--row", required=True, help="row of the tables; base_ and sft_ rows are not trained")
-    parser.add_argument("--scale", default="cpu_math")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--step", type=int, help="policy updates; the scale's last evaluation by default")
+    parser.add_argument(
+        "--row", required=True, type=_name, help="row of the tables; base_ and sft_ rows are not trained"
+    )
+    parser.add_argument("--scale", type=_name, default="cpu_math")
+    parser.add_argument("--seed", type=number, default=0)
+    parser.add_argument("--step", type=number, help="policy updates; the scale's last evaluation by default")
     parser.add_argument("--benchmark", required=True, choices=protocol.BENCHMARKS)
     parser.add_argument("--results", default="results")
     parser.add_argument("--endpoint", help="base URL; by default the local engine serves the checkpoint")
@@ -54,20 +59,36 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--key-variable", default="OPENAI_API_KEY", help="environment variable of the API key"
     )
-    parser.add_argument("--timeout", type=float, default=TIMEOUT_SECONDS, help="seconds for one completion")
+    parser.add_argument("--timeout", type=count, default=TIMEOUT_SECONDS, help="seconds for one completion")
     parser.add_argument(
         "--data", choices=("synthetic", "published"), help="by default as the scale's task is"
     )
     parser.add_argument("--data-dir", type=Path, help="folder of the benchmarks' files, for work offline")
     parser.add_argument(
-        "--max-tokens", type=int, help="of a trajectory; the protocol's or the scale's by default"
+        "--max-tokens", type=count, help="of a trajectory; the protocol's or the scale's by default"
     )
-    parser.add_argument("--concurrency", type=int, default=64, help="samples under way at once")
+    parser.add_argument("--concurrency", type=count, default=64, help="samples under way at once")
     parser.add_argument("--sandbox", choices=("bubblewrap", "none"), default="bubblewrap")
     options = parser.parse_args(arguments)
     if options.chat and not options.endpoint:
         parser.error("--chat needs --endpoint")
     return options
+
+
+def _at_least(least: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {least} on")
+        return int(text)
+
+    return read
+
+
+def _name(text: str) -> str:
+    """A name that may be a folder's: the tables look for evaluations one folder below the row's."""
+    if not NAME.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"{text!r} names a folder: use letters, digits, _ . and - alone")
+    return text
 
 
 @dataclass
@@ -197,6 +218,11 @@ class Plan:
 
 
 def _synthetic(options: argparse.Namespace) -> tuple[list[Problem], dict[str, Any]]:
+    if options.benchmark not in BENCHMARK_KINDS:
+        raise PlanError(
+            f"--benchmark {options.benchmark}: is none of the generated ones, which are "
+            f"{', '.join(BENCHMARK_KINDS)}; give --data published"
+        )
     return load_synthetic(options.benchmark), {"source": "synthetic", "patch_set": None}
 
 
@@ -242,14 +268,16 @@ def _checkpoint(options: argparse.Namespace, scale: config.Scale | None) -> tupl
             raise PlanError(f"--checkpoint {options.checkpoint}: there is no such folder")
         return options.step or 0, options.checkpoint
     assert scale  # only models from elsewhere have none
+    task = scale.tasks.reasoning
+    if task is None or task.environment != "python_math":
+        raise PlanError(
+            f"--scale {scale.name}: its policies do no mathematics (task {task.name if task else 'none'}); "
+            "choose a scale with a task of environment python_math, such as cpu_math"
+        )
     root = Path(options.results, options.scale)
     if (base := with_python(options.row)) in BASE_ROWS:
-        task = scale.tasks.reasoning
-        folder = root / "prepare" / (task.name if task else "none") / "warm_start" / BASE_ROWS[base]
-        _require(
-            folder,
-            f"python -m sao.prepare warm-start --scale {scale.name} --task {task.name if task else ''}",
-        )
+        folder = root / "prepare" / task.name / "warm_start" / BASE_ROWS[base]
+        _require(folder, f"python -m sao.prepare warm-start --scale {scale.name} --task {task.name}")
         return 0, folder
     rows = scale.rows()
     if options.row not in rows:

@@ -5,11 +5,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Benchmark:
-    """`problems` sampled `runs` times each; a score over any other number of samples is no score."""
+    """`problems` sampled `runs` times each; a score over any other number of samples is no score.
+
+    `published` is None for a benchmark that the paper has no value for.
+    """
 
     name: str
     title: str
-    published: str  # its name in results/published
+    published: str | None  # its name in results/published
     problems: int
     runs: int
 
@@ -25,6 +28,7 @@ BENCHMARKS = {
         Benchmark("beyond_aime", "BeyondAIME", "BeyondAIME", 100, 4),
         Benchmark("hmmt_nov_2025", "HMMT Nov. 2025", "HMMT_Nov_2025", 30, 16),
         Benchmark("imo_answerbench", "IMOAnswerBench", "IMOAnswerBench", 400, 16),
+        Benchmark("imo_answerbench_v1", "IMOAnswerBench, first version", None, 400, 16),
     )
 }
 """By name."""

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 from evaluation.math.grading import Grader, regrade, summary
+from evaluation.math.grading_pool import StartFailure
 from evaluation.math.judge import Judge, JudgeError
 from evaluation.math.store import SampleStore, StoreError, read_evaluation, read_samples, without_texts
 from sao.runlog_files import RunError
@@ -26,17 +27,21 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--judge-url", help="OpenAI-compatible endpoint that judges undecided answers")
     parser.add_argument("--judge-model", help="model at that endpoint")
+    parser.add_argument(
+        "--judge-prompt", type=Path, help="file with {problem}, {gold}, {answer}, in place of our instruction"
+    )
     options = parser.parse_args(arguments)
     if bool(options.judge_url) != bool(options.judge_model):
         parser.error("--judge-url and --judge-model go together")
     try:
         judge = None
         if options.judge_url:
-            judge = Judge(options.judge_url, options.judge_model, options.folder / "judge.jsonl")
+            replies = options.folder / "judge.jsonl"
+            judge = Judge(options.judge_url, options.judge_model, replies, prompt=options.judge_prompt)
         with SampleStore(options.folder, read_evaluation(options.folder).spec) as store, Grader() as grader:
             graded = list(regrade(list(read_samples(options.folder)), grader, judge=judge))
             store.seal(map(without_texts, graded))
-    except (StoreError, RunError, JudgeError) as error:
+    except (StoreError, RunError, JudgeError, StartFailure) as error:
         print(error, file=sys.stderr)
         return 2
     print(summary(graded))

@@ -25,7 +25,7 @@ from typing import Any, Self
 from sao import provenance
 from sao.runlog_files import append_lines, lock, write_atomic, write_json, writing
 
-SAMPLES, ERRORS, SCORES = "samples.jsonl", "errors.jsonl", "scores.jsonl"
+SPECIFICATION, SAMPLES, ERRORS, SCORES = "spec.json", "samples.jsonl", "errors.jsonl", "scores.jsonl"
 FAILURE = "failure.json"
 TEXT_FIELDS = ("messages", "problem", "response_text")
 
@@ -133,7 +133,7 @@ class SampleStore:
         An interrupt is no failure.
         """
         file = self.path / "provenance.json"
-        attempts = json.loads(file.read_bytes())["attempts"] if file.exists() else []
+        attempts = _read_object(file)["attempts"] if file.exists() else []
         data = self.spec.get("data")
         attempts.append({"start": _now(), "command": command, **provenance.collect(), "data": data})
         write_json(file, {"attempts": attempts})
@@ -159,12 +159,12 @@ class SampleStore:
         if scores is None:
             scores = map(without_texts, read_samples(self.path))
         write_scores(self.path, self.spec, scores)
-        files = {name: _fingerprint(self.path / name) for name in ("spec.json", SAMPLES, SCORES)}
+        files = {name: _fingerprint(self.path / name) for name in (SPECIFICATION, SAMPLES, SCORES)}
         seal = {"status": "finished", "digest": digest(self.spec), "samples": len(self.done), "files": files}
         write_json(self.path / "seal.json", seal)
 
     def _check_spec(self) -> None:
-        file = self.path / "spec.json"
+        file = self.path / SPECIFICATION
         if not file.exists():
             write_json(file, {"digest": digest(self.spec), **self.spec})
             return
@@ -181,11 +181,15 @@ class SampleStore:
 
     def _keys(self) -> set[Key]:
         keys = Counter((sample["problem_id"], sample["run_index"]) for sample in read_samples(self.path))
-        if twice := [key for key, count in keys.items() if count > 1]:
-            problem, run = twice[0]
-            raise StoreError(
-                f"{self.path / SAMPLES}: holds run {run} of problem {problem} twice; restore the file"
-            )
+        for kind, found in (
+            ("twice", [key for key, count in keys.items() if count > 1]),
+            (f"which {SPECIFICATION} does not ask for", sorted(keys.keys() - set(self.due), key=str)),
+        ):
+            if found:
+                problem, run = found[0]
+                raise StoreError(
+                    f"{self.path / SAMPLES}: holds run {run} of problem {problem} {kind}; restore the file"
+                )
         return set(keys)
 
 
@@ -202,11 +206,14 @@ def read_samples(path: Path) -> Iterator[dict[str, Any]]:
             if not line.endswith(b"\n"):
                 return
             try:
-                yield json.loads(line)
+                sample = json.loads(line)
             except ValueError:
+                sample = None
+            if not isinstance(sample, dict) or not sample.keys() >= {"problem_id", "run_index", "verdict"}:
                 raise StoreError(
                     f"{file}: line {number} is damaged; restore the file, or move the folder away"
-                ) from None
+                )
+            yield sample
 
 
 def without_texts(sample: dict[str, Any]) -> dict[str, Any]:
@@ -224,12 +231,12 @@ def write_scores(path: Path, spec: dict[str, Any], scores: Iterable[dict[str, An
 
 def read_evaluation(path: Path) -> Evaluation:
     """The evaluation in a folder, finished or not; StoreError where a sealed file was changed."""
-    spec = _read_spec(path / "spec.json")
+    spec = _read_spec(path / SPECIFICATION)
     seal = path / "seal.json"
     if not seal.exists():
         scores = list(map(without_texts, read_samples(path)))
         return Evaluation(path, spec, scores, sealed=False, failure=_read_failure(path / FAILURE))
-    for name, expected in json.loads(seal.read_bytes())["files"].items():
+    for name, expected in _read_object(seal)["files"].items():
         if _fingerprint(path / name) != expected:
             raise StoreError(
                 f"{path / name}: was changed after it was sealed; restore it, or move the folder away"
@@ -239,11 +246,9 @@ def read_evaluation(path: Path) -> Evaluation:
 
 
 def _read_spec(file: Path) -> dict[str, Any]:
-    try:
-        spec = json.loads(file.read_bytes())
-        spec.pop("digest")
-    except (OSError, ValueError, KeyError) as error:
-        raise StoreError(f"{file}: cannot be read: {error}; move the folder away") from None
+    spec = _read_object(file)
+    if spec.pop("digest", None) != digest(spec):
+        raise StoreError(f"{file}: was changed after it was written; restore it, or move the folder away")
     return spec
 
 
@@ -254,6 +259,16 @@ def _read_failure(file: Path) -> str:
         return str(json.loads(file.read_bytes())["reason"])
     except (ValueError, KeyError, TypeError) as error:
         raise StoreError(f"{file}: cannot be read: {error}; remove it") from None
+
+
+def _read_object(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_bytes())
+    except (OSError, ValueError) as error:
+        raise StoreError(f"{file}: cannot be read: {error}; restore it, or move the folder away") from None
+    if not isinstance(content, dict):
+        raise StoreError(f"{file}: holds no JSON object; restore it, or move the folder away")
+    return content
 
 
 def _drop_incomplete_end(file: Path) -> None:

@@ -3,13 +3,14 @@
 results/<scale>/evaluations/<row>/seed<k>/step<n>/<benchmark>/seal.json
 """
 
-from collections.abc import Iterable, Mapping
+import shlex
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from evaluation.math.protocol import BENCHMARKS
 from sao.config import Scale, load_scale
-from sao.grid import Grid
+from sao.grid import Grid, alternatives
 
 BASE_ROWS = {"base_python": "initial_policy", "sft_python": "policy"}
 """Rows without training by the folder of their policy in the warm start; each also without the tool."""
@@ -31,6 +32,24 @@ def policy_seal(scale: Scale, root: str, row: str, seed: int | str) -> str:
         task = scale.tasks.reasoning
         return f"{root}/prepare/{task.name if task else 'none'}/warm_start/seal.json"
     return f"{root}/runs/{row}/seed{seed}/seal.json"
+
+
+def policy_pattern(rows: Iterable[str], served: bool) -> str:
+    """Regular expression of the rows that can be evaluated: at an endpoint (`served`), models of any name."""
+    return r"[A-Za-z0-9][A-Za-z0-9_.-]*" if served else alternatives([*rows, *untrained_rows()])
+
+
+def endpoint_options(switches: Mapping[str, object], row: str, rows: Collection[str]) -> str:
+    """Runner's options for the workflow's switches `endpoint` and `model`, quoted for a shell.
+
+    A model that is no row of the scale is a reference model, which is asked in chat messages.
+    """
+    if "endpoint" not in switches:
+        return ""
+    words = ["--endpoint", str(switches["endpoint"])]
+    words += ["--model", str(switches["model"])] if "model" in switches else []
+    words += [] if row in {*rows, *untrained_rows()} else ["--chat"]
+    return shlex.join(words)
 
 
 def scale_benchmarks(scale: Scale) -> tuple[str, ...]:

@@ -32,6 +32,7 @@ PYTHON_TOOL: dict[str, Any] = {
 END_OF_TEXT = (
     "<|endoftext|>"  # models of the Qwen and GPT families end with it where they do not end the turn
 )
+RESULT = 'a "b"\n  <c> & \\d'  # of a tool, with what templates that write JSON or HTML would change
 QUESTION, ANCHOR = "QUESTION", "ANCHOR"  # contents of the probes that show how a template writes turns
 
 
@@ -78,7 +79,7 @@ class ChatFormat:
 
     def _check_observations(self) -> None:
         """Raise ChatFormatError where a tool result's tokens depend on the tokens before it."""
-        alone = self.observation_ids(["RESULT"])
+        alone = self.observation_ids([RESULT])
         if self._encode(f"{ANCHOR}{self._end_text}{self.tokenizer.decode(alone)}")[-len(alone) :] != alone:
             raise ChatFormatError(f"{self._name}: tool results get other tokens behind an action than alone")
 
@@ -98,7 +99,7 @@ class ChatFormat:
         """
         tools = [{"role": "tool", "name": "python", "content": self._harmless(result)} for result in results]
         tail = self._after_anchor(self._render([*self._probe, *tools], generation=True))
-        if not tail.startswith(self._end_text) or not all(tool["content"] in tail for tool in tools):
+        if not tail.startswith(self._end_text) or not all(tool["content"].strip() in tail for tool in tools):
             raise ChatFormatError(f"{self._name}: its chat template does not write tool results as they are")
         return self._encode(tail.removeprefix(self._end_text))
 

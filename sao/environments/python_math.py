@@ -109,9 +109,8 @@ def question(problem: Problem) -> list[Message]:
 
 def grade(grader: Grader, problem: Problem, response: str, finish_reason: FinishReason) -> Outcome:
     """Grade a response; EnvironmentFailure where the grader broke."""
-    reason = "stop" if finish_reason == "stop" else "length"
     try:
-        said = grader.grade(problem.benchmark, problem.answer, response, reason)
+        said = grader.grade(problem.benchmark, problem.answer, response, finish_reason)
     except Exception as error:
         raise EnvironmentFailure(f"the grader failed: {error}") from error
     return Outcome(said, response, finish_reason)

@@ -44,6 +44,9 @@ class CompletionRequest(BaseModel):
     max_tokens: Annotated[int, Field(ge=1)] = 16
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
     top_p: Literal[1] = 1
+    top_k: Literal[0, -1] = 0
+    min_p: Literal[0] = 0
+    repetition_penalty: Literal[1] = 1
     n: Literal[1] = 1
     stream: Literal[False] = False
     stop_token_ids: list[int] = []
