@@ -47,6 +47,13 @@ def test_the_spellings_of_a_call(call: str) -> None:
     assert messages[1]["tool_calls"][0]["function"]["arguments"] == {"code": "print(6 * 7)"}
 
 
+def test_a_trace_without_its_prompt_loses_nothing() -> None:
+    """Sampled text alone, as servers return it, begins in the middle of the first message."""
+    sampled = (said("analysis", "Compute it.") + CALL + RESULT + FINAL).removeprefix("<|start|>assistant")
+    assert parse_harmony(sampled)[0]["reasoning_content"] == "Compute it."
+    assert len(parse_harmony(sampled)) == 3
+
+
 def test_an_empty_result_reads_as_in_sampling() -> None:
     silent = "<|start|>functions.python to=assistant<|channel|>commentary<|message|><|end|>"
     assert parse_harmony(USER + CALL + silent + FINAL)[2]["content"] == "(no output)"
@@ -56,6 +63,8 @@ def test_an_empty_result_reads_as_in_sampling() -> None:
     ("trace", "message"),
     [
         ("plain text", "holds no message"),
+        ("Let me think." + FINAL, "text outside its messages"),
+        (USER + CALL + "lost" + RESULT + FINAL, "text outside its messages"),
         (USER + said("final", "\\boxed{4", ""), "is cut off"),
         (USER + said("analysis", "hm"), "does not end with a final answer"),
         (USER + FINAL + RESULT, "result without a call"),
