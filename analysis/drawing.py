@@ -21,6 +21,11 @@ STYLES = (
     ("#CC79A7", ":", "D"),
     ("#000000", (0, (5, 1, 1, 1, 1, 1)), "v"),
 )
+IMPORTED_STYLES = (
+    ("#E69F00", (0, (1, 1)), "P"),
+    ("#56B4E9", (0, (6, 2)), "*"),
+    ("#7F7F7F", (0, (3, 1, 1, 1)), "h"),
+)
 PANEL_WIDTH, PANEL_HEIGHT = 4.4, 3.9
 MARKERS_A_LINE = 8
 CAPTION_CHARACTERS_AN_INCH = 19
@@ -46,9 +51,9 @@ def new_figure(panels: int) -> tuple[Figure, Sequence[Axes]]:
     return figure, axes
 
 
-def draw_curve(axes: Axes, curve: Curve, position: int) -> None:
+def draw_curve(axes: Axes, curve: Curve, position: int, styles: Sequence[Any] = STYLES) -> None:
     """The mean as a line, the range over seeds as a band, and unsmoothed means as faint points."""
-    colour, line, marker = STYLES[position % len(STYLES)]
+    colour, line, marker = styles[position % len(styles)]
     if curve.points is not None:
         axes.plot(curve.x, curve.points, ".", color=colour, markersize=2.5, alpha=0.3, linewidth=0)
     if curve.seeds > 1:
@@ -62,7 +67,7 @@ def draw_curve(axes: Axes, curve: Curve, position: int) -> None:
         linewidth=1.6,
         marker=marker,
         markersize=4.5,
-        markevery=(position * every // len(STYLES), every),
+        markevery=(position * every // len(styles), every),
         label=f"{curve.label} ({_seeds(curve.seeds)})",
     )
 
