@@ -27,6 +27,13 @@ def artifact_parser(module: str, description: str) -> argparse.ArgumentParser:
     """`parser` with the choice of one artifact."""
     options = parser(module, description)
     options.add_argument("--artifact", help="write this one alone, e.g. table4; without it all")
+    options.add_argument(
+        "--beside",
+        type=Path,
+        action="append",
+        default=[],
+        help="folder of imported runs to show beside them, e.g. results/my_30b; may be repeated",
+    )
     return options
 
 
@@ -44,7 +51,8 @@ def pick_artifacts(chosen: str | None, known: Iterable[str]) -> list[str]:
 
 def regenerate_command(module: str, options: argparse.Namespace, *extra: str) -> str:
     """The command that writes the same output again."""
-    words = ["python", "-m", module, "--runs", str(options.runs), "--out", str(options.out), *extra]
+    beside = [word for folder in getattr(options, "beside", []) for word in ("--beside", str(folder))]
+    words = ["python", "-m", module, "--runs", str(options.runs), *beside, "--out", str(options.out), *extra]
     return shlex.join(words)
 
 

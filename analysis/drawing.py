@@ -45,6 +45,11 @@ ROW_STYLES = {
     "warm_start": 7,
 }
 BENCHMARK_STYLES = (("#333333", ""), ("#777777", "//"), ("#AAAAAA", ".."), ("#CCCCCC", "xx"))
+IMPORTED_STYLES = (
+    ("#E69F00", (0, (1, 1)), "P"),
+    ("#56B4E9", (0, (6, 2)), "*"),
+    ("#7F7F7F", (0, (3, 1, 1, 1)), "h"),
+)
 PANEL_WIDTH, PANEL_HEIGHT = 4.4, 3.9
 MARKERS_A_LINE = 8
 CAPTION_CHARACTERS_AN_INCH = 19
@@ -92,9 +97,9 @@ def note_below(axes: Axes, text: str) -> None:
     axes.text(0.5, -0.2, text, transform=axes.transAxes, ha="center", va="top", fontsize=8)
 
 
-def draw_curve(axes: Axes, curve: Curve, style: int) -> None:
+def draw_curve(axes: Axes, curve: Curve, style: int, styles: Sequence[Any] = STYLES) -> None:
     """The mean as a line, the range over seeds as a band, and unsmoothed means as faint points."""
-    colour, line, marker = STYLES[style % len(STYLES)]
+    colour, line, marker = styles[style % len(styles)]
     if curve.points is not None:
         axes.plot(curve.x, curve.points, ".", color=colour, markersize=2.5, alpha=0.3, linewidth=0)
     if curve.seeds > 1:
@@ -108,7 +113,7 @@ def draw_curve(axes: Axes, curve: Curve, style: int) -> None:
         linewidth=1.6,
         marker=marker,
         markersize=4.5,
-        markevery=(style * every // len(STYLES), every),
+        markevery=(style * every // len(styles), every),
         label=f"{curve.label} ({_seeds(curve.seeds)})",
     )
 

@@ -24,6 +24,7 @@ from analysis.curves import (
     metric_curve,
     style_curves,
 )
+from analysis.imported import captions, imported_curves
 from analysis.load import Logs, Run, load_logs
 from analysis.panels import PANELS
 from analysis.panels import X_LABELS as PANEL_X_LABELS
@@ -78,6 +79,10 @@ def _draw_panel(logs: Logs, panel: Panel, axes: Axes, axis: XAxis) -> list[Curve
         for offset, curve in enumerate(drawn):
             drawing.draw_curve(axes, curve, _style(panel, series, position, offset))
         curves += drawn
+    beside = imported_curves(logs.imported, panel, axis)
+    for offset, curve in enumerate(beside):
+        drawing.draw_curve(axes, curve, offset, drawing.IMPORTED_STYLES)
+    curves += beside
     if panel.mark_collapse:
         _draw_collapses(logs, panel, axes, axis)
     return curves
@@ -162,6 +167,7 @@ def _caption(logs: Logs, figure: Figure, remarks: list[str], command: str) -> st
     runs = [f"- `{run.directory}`" for row in figure.rows for run in logs.finished(row)]
     lines = [f"# {figure.place}: {figure.title}", "", f"{_where(logs, figure)}.", *(["", " ".join(remarks)])]
     lines += ["", "Not shown:", "", *missing] if missing else []
+    lines += captions(logs.imported, figure)
     lines += ["", "Regenerate:", "", f"    {command}", "", "Runs:", "", *runs]
     return "\n".join(lines) + "\n"
 
@@ -172,7 +178,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     figures = load_artifacts().figures
     names = pick_artifacts(options.artifact, figures)
-    logs = load_logs(options.runs, [row for name in names for row in figures[name].rows])
+    logs = load_logs(options.runs, [row for name in names for row in figures[name].rows], options.beside)
     for name in names:
         extra = ["--artifact", name] + (["--x", options.x] if options.x != "updates" else [])
         command = regenerate_command("analysis.figures", options, *extra)

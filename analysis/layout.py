@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.artifacts import load_artifacts
+from analysis.imported import KIND as IMPORTED
 from analysis.load import Logs
 from analysis.render import EMPTY, Sheet
 from analysis.statistics import RESAMPLES
@@ -48,6 +49,7 @@ def lay_out(data: pd.DataFrame, logs: Logs, name: str, command: str) -> Sheet:
         cells += [_difference_cell(lines, EARLY)] if table.early_step else []
         cells += [_difference_cell(lines, SCORE), _value_cell(lines, BEFORE_COLLAPSE, ALL_TASKS)]
         rows.append([*cells, _seeds_cell(lines), _compute_cell(lines), _notes_cell(lines, row.kind)])
+    header, rows = _with_imported(data, header, rows)
     title = f"{table.place}: {table.title}" if table.place else table.title
     footer = [f"[{mark}] {note}." for note, mark in footnotes.items()]
     footer += [table.remark] if table.remark else []
@@ -57,6 +59,26 @@ def lay_out(data: pd.DataFrame, logs: Logs, name: str, command: str) -> Sheet:
         rows,
         [*footer, _how_made(data, logs, task_of(logs, table), command)],
     )
+
+
+def _with_imported(
+    data: pd.DataFrame, header: list[str], rows: list[list[str]]
+) -> tuple[list[str], list[list[str]]]:
+    """The header and rows with a line for each imported row, and columns for its benchmarks."""
+    imported = data[data["kind"] == IMPORTED]
+    if imported.empty:
+        return header, rows
+    shown = [
+        (benchmark, measure) for benchmark in dict.fromkeys(imported["column"]) for measure in (LAST, SCORE)
+    ]
+    added = [f"{benchmark}, {measure} (%)" for benchmark, measure in shown]
+    position = len(header) - 3  # before seeds, CPU-minutes and notes
+    rows = [[*row[:position], *[EMPTY] * len(added), *row[position:]] for row in rows]
+    for (row, _), lines in imported.groupby(["row", "label"], sort=False):
+        values = [_value_cell(lines, measure, benchmark) for benchmark, measure in shown]
+        cells = [row_name(lines, str(row)), *[EMPTY] * (position - 1), *values]
+        rows.append([*cells, str(lines["seeds"].max()), EMPTY, "; ".join(dict.fromkeys(lines["note"]))])
+    return [*header[:position], *added, *header[position:]], rows
 
 
 def value_text(value: float, low: float, high: float) -> str:

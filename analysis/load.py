@@ -147,14 +147,33 @@ class Run:
 
 
 @dataclass(frozen=True)
+class ImportedRow:
+    """Runs of one row and scale that were trained elsewhere, under a label of their own, by seed.
+
+    They are shown beside this suite's rows and never counted among them. A run's `correct` is empty: of each
+    of the `benchmarks` only means are known, as runs with one column.
+    """
+
+    row: str
+    scale: str
+    label: str
+    runs: tuple[Run, ...]
+    benchmarks: dict[str, tuple[Run, ...]]
+
+
+@dataclass(frozen=True)
 class Logs:
-    """Runs of one folder (`results/<scale>` or `results/logged/<scale>`), by row and seed."""
+    """Runs of one folder (`results/<scale>` or `results/logged/<scale>`), by row and seed.
+
+    `imported` rows are those of this folder and of the folders named beside it.
+    """
 
     folder: Path
     scale: str
     runs: dict[str, dict[int, Run]]
     warm_starts: dict[str, WarmStart]
     planned_seeds: tuple[int, ...]
+    imported: tuple[ImportedRow, ...] = ()
 
     def finished(self, row: str) -> list[Run]:
         """Finished runs of a row in the order of their seeds."""
@@ -188,29 +207,75 @@ def stack_outcomes(
     return Outcomes(tuple(run.seed for run in runs), tuple(kept), shares)
 
 
-def load_logs(folder: Path, rows: Iterable[str]) -> Logs:
-    """Read the runs of `rows` below `folder`, and the warm starts.
+def load_logs(folder: Path, rows: Iterable[str], beside: Iterable[Path] = ()) -> Logs:
+    """Read the runs of `rows` below `folder`, the warm starts, and the imported runs in the folders `beside`.
 
-    Raises AnalysisError where no run or evaluation in the folder has data, whatever its row, or a file read
-    is damaged.
+    Raises AnalysisError where no run or evaluation in the folder has data, whatever its row, a file read is
+    damaged, or a folder beside it holds no imported run.
     """
+    rows = list(dict.fromkeys(rows))
     if not any(any(folder.glob(data)) for data in (RUN_DATA, EVALUATION_DATA)):
         raise AnalysisError(
             f"{folder}: no run here has data; train first (snakemake --cores 2) or name a folder of logged "
             "runs (--runs results/logged/cpu)"
         )
-    paths = [path for row in dict.fromkeys(rows) for path in sorted(folder.glob(f"runs/{row}/seed*"))]
     try:
-        records = [read_run(path, against_grid=True) for path in paths]
+        found = _read_rows(folder, rows)
         warm_starts = _load_warm_starts(folder)
+        imported = [record for record in found if record.imported is not None]
+        for other in beside:
+            imported += _read_imported(other, rows)
     except RunError as error:
         raise AnalysisError(str(error)) from error
+    records = [record for record in found if record.imported is None]
     runs: dict[str, dict[int, Run]] = {}
     for record in records:
         start = warm_starts.get(record.config.get("task", {}).get("name", ""))
         runs.setdefault(record.row, {})[record.seed] = _make_run(record, start)
     scale = records[0].scale if records else folder.resolve().name
-    return Logs(folder, scale, runs, warm_starts, _planned_seeds(scale))
+    return Logs(folder, scale, runs, warm_starts, _planned_seeds(scale), _imported_rows(imported))
+
+
+def _read_rows(folder: Path, rows: list[str]) -> list[RunRecord]:
+    paths = [path for row in rows for path in sorted(folder.glob(f"runs/{row}/seed*"))]
+    return [read_run(path, against_grid=True) for path in paths]
+
+
+def _read_imported(folder: Path, rows: list[str]) -> list[RunRecord]:
+    if not any(folder.glob("runs/*/seed*/accuracies.jsonl*")):
+        raise AnalysisError(
+            f"{folder}: holds no imported run, and only those can be shown beside other runs; import one "
+            "(python -m analysis.importers) or name its folder"
+        )
+    return [record for record in _read_rows(folder, rows) if record.imported is not None]
+
+
+def _imported_rows(records: list[RunRecord]) -> tuple[ImportedRow, ...]:
+    """Imported runs grouped by row, scale and label, in the order in which they were found."""
+    groups: dict[tuple[str, str, str], list[RunRecord]] = {}
+    for record in records:
+        label = str((record.imported or {})["label"])
+        groups.setdefault((record.row, record.scale, label), []).append(record)
+    return tuple(
+        ImportedRow(row, scale, label, tuple(_bare_run(record) for record in group), _benchmark_runs(group))
+        for (row, scale, label), group in groups.items()
+    )
+
+
+def _bare_run(record: RunRecord, correct: pd.DataFrame | None = None) -> Run:
+    return Run(record, str(record.path), pd.DataFrame() if correct is None else correct, {})
+
+
+def _benchmark_runs(records: list[RunRecord]) -> dict[str, tuple[Run, ...]]:
+    """By benchmark the runs that report it, each with its accuracies [evaluation steps, 1]."""
+    found: dict[str, list[Run]] = {}
+    for record in records:
+        if record.accuracies is None:
+            continue
+        for benchmark, lines in record.accuracies.groupby("benchmark"):
+            correct = lines.set_index("step")[["accuracy"]].sort_index()
+            found.setdefault(str(benchmark), []).append(_bare_run(record, correct))
+    return {benchmark: tuple(runs) for benchmark, runs in found.items()}
 
 
 def load_run(path: Path) -> Run:

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.artifacts import Artifacts, Table, TableRow, load_artifacts, load_published, row_label
+from analysis.imported import imported_lines
 from analysis.load import Logs, Outcomes, Run, stack_outcomes
 from analysis.rows import NOT_RUN, row_status
 from analysis.statistics import Interval, accuracy_interval, crossed_bootstrap
@@ -53,7 +54,7 @@ Line = dict[str, object]
 def build_table(logs: Logs, name: str, only: str | None = None) -> pd.DataFrame:
     """One line a row, measure and column with the columns `COLUMNS`; values and bounds in percent.
 
-    `only` names the one row to build.
+    `only` names the one row to build. Imported rows come last, as `row@scale`, and enter no difference.
     """
     artifacts = load_artifacts()
     table = artifacts.tables[name]
@@ -62,6 +63,8 @@ def build_table(logs: Logs, name: str, only: str | None = None) -> pd.DataFrame:
     for row in (row for row in table.rows if only in (None, row.row)):
         for line in paper_lines(name, table, row) + _our_lines(logs, table, row, columns):
             lines.append(empty_line() | {"table": name, "row": row.row, "kind": row.kind} | line)
+    for line in imported_lines(logs.imported, table) if only is None else ():
+        lines.append(empty_line() | {"table": name} | line)
     return pd.DataFrame(lines, columns=list(COLUMNS))
 
 

@@ -38,7 +38,8 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     tables = load_artifacts().tables
     names = pick_artifacts(options.artifact, tables)
-    logs = load_logs(options.runs, [REFERENCE_ROW, *(row for name in names for row in tables[name].run_rows)])
+    rows = [REFERENCE_ROW, *(row for name in names for row in tables[name].run_rows)]
+    logs = load_logs(options.runs, rows, options.beside)
     for name in names:
         command = regenerate_command("analysis.tables", options, "--artifact", name)
         write_sheet(options.out / name, *make_table(logs, name, command))

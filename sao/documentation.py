@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 from sao.config_files import ROOT, models_in
 from sao.config_rows import RowConfig
 from sao.config_scales import ArithmeticTask, LocksTask, ScaleConfig, StyleTask
-from sao.runlog_schema import TABLES, Column
+from sao.runlog_schema import ACCURACY_COLUMNS, TABLES, Column
 
 DOCUMENTS = (ROOT / "docs" / "configuration.md", ROOT / "docs" / "run_directory.md")
 _MARKED = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -27,6 +27,7 @@ _MARKED = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 def tables() -> dict[str, str]:
     """Markdown by name of the table."""
     found = {name: _columns(columns) for name, columns in TABLES.items()}
+    found["accuracies.jsonl"] = _columns(ACCURACY_COLUMNS)
     found["row"] = _keys(RowConfig)
     found["scale"] = _keys(ScaleConfig)
     found["locks"], found["style"] = _keys(LocksTask), _keys(StyleTask)

@@ -32,8 +32,10 @@ from sao.runlog_files import (
     write_json,
     writing,
 )
+from sao.runlog_imported import write_imported_run
 from sao.runlog_reader import RunRecord, read_run, read_runs, read_table, refusal
 from sao.runlog_schema import (
+    ACCURACY_COLUMNS,
     EVALUATION_COLUMNS,
     METRIC_COLUMNS,
     SCHEDULE_COLUMNS,
@@ -45,6 +47,7 @@ from sao.runlog_schema import (
 )
 
 __all__ = [
+    "ACCURACY_COLUMNS",
     "EVALUATION_COLUMNS",
     "METRIC_COLUMNS",
     "SCHEDULE_COLUMNS",
@@ -60,6 +63,7 @@ __all__ = [
     "read_runs",
     "read_table",
     "refusal",
+    "write_imported_run",
 ]
 
 CHECKPOINTS_KEPT = 2

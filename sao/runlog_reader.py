@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sao.config import ConfigError, RunConfig, digest_of, resolve
 from sao.runlog_files import RunError, archive_advice, is_locked, read_json, read_records
-from sao.runlog_schema import EVALUATION_COLUMNS, METRIC_COLUMNS, Column
+from sao.runlog_schema import ACCURACY_COLUMNS, EVALUATION_COLUMNS, METRIC_COLUMNS, Column
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,6 +24,7 @@ class RunRecord:
 
     `status_detail` says more in words ("step 40 of 100", the reason of a failure).  The frames `metrics` and
     `evaluations` have the columns of METRIC_COLUMNS and EVALUATION_COLUMNS, and no lines if none was logged.
+    `imported` tells a run that was trained elsewhere, whose `accuracies` (ACCURACY_COLUMNS) are means.
     """
 
     path: Path
@@ -36,6 +37,8 @@ class RunRecord:
     metrics: "pd.DataFrame"
     evaluations: "pd.DataFrame"
     provenance: dict[str, Any] = field(default_factory=dict)
+    imported: dict[str, Any] | None = None
+    accuracies: "pd.DataFrame | None" = None
 
 
 def read_runs(folder: Path, against_grid: bool = False) -> list[RunRecord]:
@@ -65,8 +68,9 @@ def read_run(path: Path, against_grid: bool = False) -> RunRecord:
     metrics = read_table(path / "metrics.jsonl", METRIC_COLUMNS, strict=sealed)
     evaluations = read_table(path / "evaluations.jsonl", EVALUATION_COLUMNS, strict=sealed)
     status, detail = _status(path, spec, metrics)
+    imported = spec["config"].get("imported")
     published = (path / "metrics.jsonl.gz").exists()
-    if against_grid and not published and (reason := grid_refusal(path, spec)):
+    if against_grid and not published and imported is None and (reason := grid_refusal(path, spec)):
         status, detail = "refused", reason
     file = path / "provenance.json"
     return RunRecord(
@@ -80,6 +84,8 @@ def read_run(path: Path, against_grid: bool = False) -> RunRecord:
         metrics,
         evaluations,
         read_json(file) if file.exists() else {},
+        imported,
+        None if imported is None else read_table(path / "accuracies.jsonl", ACCURACY_COLUMNS, strict=sealed),
     )
 
 

@@ -172,6 +172,12 @@ TRAJECTORY_COLUMNS: dict[str, Column] = {
     "policy_versions": _required("list", "updates", "weight version that sampled the token; -1 off actions"),
 }
 
+ACCURACY_COLUMNS: dict[str, Column] = {
+    "step": _required("int", "updates", "policy updates done before the evaluation"),
+    "benchmark": _required("str", "", "name of the benchmark where the run was trained"),
+    "accuracy": _required("float", "share of samples", "mean accuracy; outcomes by problem are not known"),
+}
+
 TABLES: dict[str, dict[str, Column]] = {
     "metrics.jsonl": METRIC_COLUMNS,
     "evaluations.jsonl": EVALUATION_COLUMNS,
