@@ -50,8 +50,8 @@ class _Turn:
 def parse_harmony(trace: str) -> list[Message]:
     """The messages of a trace from the question to the final answer, without system and developer messages.
 
-    A trace may begin behind the `<|start|>assistant` that its prompt ended with. Raises TraceError for a
-    trace that is cut off, has text outside its messages, calls another tool or does not end with an answer.
+    A trace may begin behind the `<|start|>assistant` that its prompt ended with. Raises TraceError for one
+    that is cut off, holds text outside its messages, calls another tool, or does not end with an answer.
     """
     if trace.lstrip().startswith(("<|channel|>", "<|message|>")):
         trace = f"<|start|>assistant{trace.lstrip()}"
