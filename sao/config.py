@@ -68,6 +68,14 @@ class RunConfig(ScaleSettings, RowSettings):
         return self.critic_only_steps + self.training.updates
 
     @property
+    def preparation_steps(self) -> tuple[str, ...]:
+        """Steps of `sao.prepare` that the run starts from: "warm_start", "values_<frozen>", both or none."""
+        fine_tuned = self.warm_start is not None or self.sft is not None
+        pretrained = self.critic is not None and self.critic.pretrained
+        values = f"values_{self.critic.frozen}" if self.critic else ""
+        return (*(("warm_start",) if fine_tuned else ()), *((values,) if pretrained else ()))
+
+    @property
     def prompts_per_batch(self) -> int:
         """Prompts whose trajectories fill one batch."""
         return self.training.batch_trajectories // self.sampling.group_size

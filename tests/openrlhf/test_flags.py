@@ -1,7 +1,7 @@
 """The golden command lines against the parser and the validation of the installed OpenRLHF.
 
-The parser stands in the command's `if __name__ == "__main__"`, which is run here with `train` replaced, so that
-nothing starts and nothing of OpenRLHF but its command line is imported.
+The parser stands in the command's `if __name__ == "__main__"`, which is run here with `train` replaced: nothing
+starts, and nothing of OpenRLHF but its command line is imported.
 """
 
 import ast
@@ -25,7 +25,7 @@ GOLDEN = sorted((Path(__file__).parents[1] / "golden").glob("paper_*.txt"))
 
 @pytest.fixture
 def parse(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A function from words to the arguments that OpenRLHF's `train` would get; SystemExit for unknown flags."""
+    """A function from words to the arguments that `train` would get; SystemExit for unknown flags."""
     package = Path(FOUND.submodule_search_locations[0])
     spec = importlib.util.spec_from_file_location("openrlhf.utils.config", package / "utils" / "config.py")
     hierarchy = importlib.util.module_from_spec(spec)
