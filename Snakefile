@@ -182,7 +182,7 @@ rule train:
         f"{OUT}/runs/{{row}}/seed{{seed}}/seal.json",
     log:
         f"{OUT}/logs/train/{{row}}.seed{{seed}}.log",
-    retries: 1
+    retries: GRID.retries()
     conda:
         "environment.yml"
     threads: lambda wildcards: GRID.training(wildcards.row).cores
@@ -347,7 +347,7 @@ rule row:
 
 
 rule plan:
-    """Runs left, with estimated CPU time, memory and disk."""
+    """Runs left with their estimated cost, and what this machine lacks for them."""
     log:
         f"{OUT}/logs/plan.log",
     conda:
@@ -357,7 +357,7 @@ rule plan:
         scale=GRID.scale,
         seeds=",".join(map(str, GRID.seeds)) + ",",
     shell:
-        "python -m sao.grid plan --results {params.results:q} --scale {params.scale} --seeds {params.seeds}"
+        "python -m evaluation.planning --results {params.results:q} --scale {params.scale} --seeds {params.seeds}"
         " 2>&1 | tee -i {log:q}"
 
 

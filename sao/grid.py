@@ -20,6 +20,7 @@ from typing import Any, Literal
 import yaml
 
 from sao import config
+from sao.cluster_costs import attempts_needed
 from sao.config_files import closest
 from sao.jobs import Request, evaluation_request, preparation_request, training_request
 from sao.runlog import RunError, refusal
@@ -142,6 +143,10 @@ class Grid:
         """What the job of a preparation step asks for."""
         return preparation_request(config.load_scale(self.scale), step) if self.trains else Request()
 
+    def retries(self) -> int:
+        """Attempts of a run beyond its first: one, and those that jobs shorter than a run need."""
+        return max((attempts_needed(run.settings) for run in self.runs if run.settings), default=1)
+
     def evaluating(self) -> Request:
         """What the job of an evaluation on a benchmark asks for."""
         known = self.trains or self.scale in config.scale_names()
@@ -150,7 +155,7 @@ class Grid:
         )
 
     def values_inputs(self, task: str) -> list[str]:
-        """Seals that pretraining a task's values starts from; none where a released model has no fine-tuning."""
+        """Seals that pretraining a task's values starts from; none for a model released as it is."""
         seal = f"{self.root}/prepare/{task}/warm_start/seal.json"
         return [seal] if any(seal in run.preparation for run in self.runs) else []
 
