@@ -152,7 +152,7 @@ def main(arguments: list[str] | None = None) -> None:
         "--values",
         type=Path,
         default=PUBLISHED_FILE.parent,
-        help="folder with paper.csv, independent_runs.csv, relabelled.csv, run_counts.csv, and where there are "
+        help="folder with paper.csv, independent_runs.csv, relabelled.csv, run_counts.csv, and if there are "
         "any captions.csv and curves.csv",
     )
     options = parser.parse_args(arguments)
