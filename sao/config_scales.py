@@ -6,7 +6,7 @@ from pydantic import Field, field_validator, model_validator
 
 from sao.config_cluster import Cluster, FineTuning, Job, Logging, OpenRLHF
 from sao.config_rows import Block, count, key, optional, share
-from sao.config_tasks import MathTask, SWETask, WritingTask
+from sao.config_tasks import JudgedStyles, MathTask, SWETask, WritingTask
 
 
 class Pools(Block):
@@ -94,8 +94,28 @@ class ArithmeticTask(Pools):
         return self
 
 
+class GeneratedWritingTask(JudgedStyles, Pools):
+    environment: Literal["writing"] = key(
+        "texts on generated requests in a chosen style, graded by a language model at an endpoint"
+    )
+    min_words: int = count("fewest words that a request asks for")
+    max_words: int = count("most words that a request asks for")
+    max_tokens: int = count("longest trajectory: prompt and text (tokens)")
+    vocabulary_size: int = count("most tokens of the tokenizer, which is trained on the task's texts")
+    demonstrator_style_noise: float = share(
+        "share of the demonstrator's style words taken from another style"
+    )
+    demonstrator_short_odds: float = share("odds that its text has fewer words than asked for")
+
+    @model_validator(mode="after")
+    def _possible_words(self) -> Self:
+        if self.min_words > self.max_words:
+            raise ValueError(f"min_words: {self.min_words} is above max_words {self.max_words}")
+        return self
+
+
 Task = Annotated[
-    LocksTask | StyleTask | ArithmeticTask | MathTask | SWETask | WritingTask,
+    LocksTask | StyleTask | ArithmeticTask | GeneratedWritingTask | MathTask | SWETask | WritingTask,
     Field(discriminator="environment"),
 ]
 

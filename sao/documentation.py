@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 
 from sao.config_files import ROOT, models_in
 from sao.config_rows import RowConfig
-from sao.config_scales import ArithmeticTask, LocksTask, ScaleConfig, StyleTask
+from sao.config_scales import ArithmeticTask, GeneratedWritingTask, LocksTask, ScaleConfig, StyleTask
 from sao.config_tasks import MathTask, SWETask, WritingTask
 from sao.runlog_schema import ACCURACY_COLUMNS, TABLES, Column
 
@@ -33,6 +33,7 @@ def tables() -> dict[str, str]:
     found["scale"] = _keys(ScaleConfig)
     found["locks"], found["style"] = _keys(LocksTask), _keys(StyleTask)
     found["arithmetic"] = _keys(ArithmeticTask)
+    found["generated_writing"] = _keys(GeneratedWritingTask)
     found["math"], found["swe"], found["writing"] = _keys(MathTask), _keys(SWETask), _keys(WritingTask)
     return found
 

@@ -19,6 +19,10 @@ def make_environment(task: "Task") -> Environment:
         from evaluation.math.arithmetic import arithmetic_environment  # brings the tool and the graders
 
         return arithmetic_environment(task)
+    if task.environment == "writing":
+        from evaluation.writing.environment import writing_environment  # brings the judge
+
+        return writing_environment(task)
     if task.environment == "style":
         return StyleEnvironment(task)
     if task.environment == "locks":
