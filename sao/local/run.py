@@ -11,10 +11,11 @@ from sao.local.checkpoint import load_state, save_state
 from sao.local.evaluation import evaluate, evaluation_lines
 from sao.local.model import export_policy, load_policy
 from sao.local.packed_batch import TrainingError
-from sao.local.schedule import Schedule, SchedulingError, Taken, schedule_lines
+from sao.local.schedule import Schedule
 from sao.local.trainer import Trainer
 from sao.prepare import require_preparation
 from sao.runlog import METRIC_COLUMNS, RunDirectory
+from sao.streaming import SchedulingError, Taken, schedule_lines
 from sao.trajectory import Batch, Trajectory
 
 PROGRESS_SECONDS = 10.0
