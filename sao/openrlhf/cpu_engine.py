@@ -58,8 +58,8 @@ def _experts_class() -> type:
 def moe(states: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
     """Weighted sum over each token's experts of down(silu(gate) * up), [tokens, hidden].
 
-    states [tokens, hidden]; gate_up [experts, 2 x intermediate, hidden]; down [experts, hidden, intermediate];
-    weights float and experts int [tokens, experts per token].
+    states [tokens, hidden]; gate_up [experts, 2 x intermediate, hidden]; down [experts, hidden,
+    intermediate]; weights float and experts int [tokens, experts per token].
     """
     output = torch.zeros_like(states)
     for expert in experts.unique().tolist():
