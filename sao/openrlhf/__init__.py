@@ -11,7 +11,6 @@ REQUIRED = {"openrlhf": "0.11.2"}
 # Module, and the names in it that this package replaces or subclasses.
 REPLACED = {
     "openrlhf.utils": ("get_strategy",),
-    "openrlhf.utils.config": ("hierarchize",),
     "openrlhf.utils.distributed_util": ("stateless_init_process_group",),
     "openrlhf.utils.utils": ("convert_to_torch_dtype",),
     "openrlhf.utils.deepspeed.deepspeed": ("DeepspeedStrategy", "init_device_mesh"),
