@@ -90,7 +90,7 @@ class LocalRun:
         self.schedule.begin_update(trains_policy=step >= 0)
         self.totals["sampler_tokens"] += taken.counters.sampled_tokens
         record = self._metrics(record, taken, step, time.monotonic() - began)
-        self.directory.log_schedule(list(schedule_lines(taken, step, self.run.clock.update_ticks)))
+        self.directory.log_schedule(list(schedule_lines(taken, step, self.schedule.clock.update_ticks)))
         self.directory.log_metrics(record)
         self.step += 1
         if self.step in self.run.evaluation.steps:
