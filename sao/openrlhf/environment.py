@@ -6,6 +6,7 @@ about the policy: the trajectory is invalid. What goes wrong in sampling stops t
 """
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -60,12 +61,13 @@ async def limited(function: Callable[..., Result], *arguments: Any, seconds: flo
             method(value)
 
     def work() -> None:
+        outcome: tuple[Callable[[Any], None], Any]
         try:
-            result = function(*arguments)
+            outcome = (future.set_result, function(*arguments))
         except Exception as error:
-            loop.call_soon_threadsafe(settle, future.set_exception, error)
-        else:
-            loop.call_soon_threadsafe(settle, future.set_result, result)
+            outcome = (future.set_exception, error)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(settle, *outcome)
 
     threading.Thread(target=work, daemon=True).start()
     try:
