@@ -3,9 +3,10 @@
 `RolloutEngine` takes the place of OpenRLHF's RolloutRayActor. Weights change in the middle of trajectories:
 the engine is paused at a token boundary, receives the tensors, and goes on. OpenRLHF's own pause makes vLLM
 drop the KV cache of every request under way and build it anew with the new weights; that is what the setting
-`recompute_kv` does here, and without it they keep it. Every trajectory has a prefix cache of its own (vLLM's
-cache salt): its later turns find its earlier ones, and a new trajectory never finds what other weights
-computed. vLLM caches whole blocks, so the last, unfilled one is computed again at every turn.
+`recompute_kv` does here, and without it they keep it. With prefix caching every trajectory has a cache of its
+own (vLLM's cache salt): its later turns find its earlier ones, and a new trajectory never finds what other
+weights computed. vLLM caches whole blocks, so the last, unfilled one is computed again at every turn; without
+prefix caching all of them are.
 """
 
 import asyncio
@@ -14,6 +15,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import sao.openrlhf.ready  # noqa: F401
+
+# isort: split
 from openrlhf.trainer.ray import vllm_engine
 from vllm import SamplingParams
 from vllm.inputs import TokensPrompt
@@ -22,6 +26,7 @@ from vllm.utils import random_uuid
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from sao.config import RunConfig
+from sao.openrlhf import cpu
 
 WORKER = "sao.openrlhf.worker.WeightReceiver"
 LOGPROBS_MODES = ("processed_logprobs", "raw_logprobs")  # both are the full softmax at temperature 1
@@ -120,10 +125,11 @@ class RolloutEngine(_OpenRLHFEngine):
             raise SamplingError(f"logprobs_mode {mode} returns no log-probabilities; use {LOGPROBS_MODES[0]}")
         settings |= {
             "worker_extension_cls": WORKER,
-            "enable_prefix_caching": True,
             "skip_tokenizer_init": True,  # tokens in, tokens out
             "max_logprobs": 1,
         }
+        if not cpu.is_needed():
+            settings["moe_backend"] = "triton"  # others swap or shuffle what a weight sync then overwrites
         self.version = 0
         self.recompute_kv = False
         self._queues: set[Any] = set()

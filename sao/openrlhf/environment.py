@@ -12,6 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import sao.openrlhf.ready  # noqa: F401
+
+# isort: split
 import numpy as np
 from openrlhf.utils.agent import AgentExecutorBase, AgentInstanceBase
 

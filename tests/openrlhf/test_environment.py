@@ -143,7 +143,7 @@ def test_an_action_ends_where_the_environment_says() -> None:
     ],
 )
 def test_the_token_limit_truncates(max_length: int, spans: list[list[int]], status: str) -> None:
-    """Cases 89 and 103: the budget is the whole trajectory's, and its end is told apart from the episode's."""
+    """Cases 89 and 103: the budget is the whole trajectory's; its end is told from the episode's."""
     executor, instance = toy(actions=2, action_tokens=3, reward=1.0)
     made = play(executor, ScriptedEngine([5] * 9, [6] * 9), instance, max_length).trajectory
     assert made.action_spans.tolist() == spans and made.status == status

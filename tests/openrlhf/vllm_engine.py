@@ -58,6 +58,7 @@ class Engine:
             "enforce_eager": True,
             "max_model_len": MAX_TOKENS + 8,
             "block_size": BLOCK,
+            "enable_prefix_caching": True,
             "seed": 0,
             "num_gpus": 1,
             "distributed_executor_backend": "uni",
