@@ -31,7 +31,7 @@ def keep_weights_plain() -> None:
     utils.dispatch_cpu_unquantized_gemm = _use_torch
 
 
-def _use_torch(layer: torch.nn.Module, remove_weight: bool) -> None:
+def _use_torch(layer: Any, remove_weight: bool) -> None:
     layer.cpu_linear = functional.linear
 
 

@@ -31,7 +31,7 @@ from sao.openrlhf import cpu
 WORKER = "sao.openrlhf.worker.WeightReceiver"
 LOGPROBS_MODES = ("processed_logprobs", "raw_logprobs")  # both are the full softmax at temperature 1
 # What a sampled token's log-probability must be that of: the full softmax, nothing cut, nothing penalised.
-FULL_SOFTMAX = {
+FULL_SOFTMAX: dict[str, Any] = {
     "n": 1,
     "temperature": 1.0,
     "top_p": 1.0,
@@ -113,13 +113,13 @@ class Action:
         self.versions.append(version)
 
 
-_OpenRLHFEngine: Any = vllm_engine.RolloutRayActor.__ray_metadata__.modified_class  # type: ignore[attr-defined]
+_OpenRLHFEngine: Any = vllm_engine.RolloutRayActor.__ray_metadata__.modified_class
 
 
 class RolloutEngine(_OpenRLHFEngine):
     """See the module's text. `version` is the number of policy updates behind the weights it holds."""
 
-    async def __init__(self, *arguments: Any, **settings: Any) -> None:
+    async def __init__(self, *arguments: Any, **settings: Any) -> None:  # type: ignore[misc]
         mode = settings.setdefault("logprobs_mode", LOGPROBS_MODES[0])
         if mode not in LOGPROBS_MODES:
             raise SamplingError(f"logprobs_mode {mode} returns no log-probabilities; use {LOGPROBS_MODES[0]}")

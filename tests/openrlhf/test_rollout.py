@@ -1,6 +1,6 @@
-"""The actor that the trainer speaks to, here without Ray: engines are stand-ins with Ray's calling convention.
+"""The actor that the trainer speaks to, here without Ray.
 
-They play scripted episodes in real time and sample nothing.
+Engines are stand-ins with Ray's calling convention: they answer in real time and sample nothing.
 """
 
 import asyncio
