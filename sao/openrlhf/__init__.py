@@ -18,12 +18,14 @@ REPLACED = {
     "openrlhf.trainer.ray.ppo_actor": (
         "Actor",
         "ActorPPOTrainer",
+        "DataLoader",
         "PolicyModelActor",
         "stateless_init_process_group",
     ),
     "openrlhf.trainer.ray.ppo_critic": (
         "CriticModelActor",
         "CriticPPOTrainer",
+        "DataLoader",
         "get_llm_for_sequence_regression",
     ),
     "openrlhf.trainer.ray.vllm_engine": ("RolloutRayActor", "create_vllm_engines"),

@@ -25,7 +25,7 @@ from torch.nn import functional
 
 from sao.logprobs import token_logprobs
 from sao.openrlhf import cpu
-from sao.openrlhf.strategy import Strategy, loss_normalizer, optimizer_step_done
+from sao.openrlhf.strategy import Strategy, loader_in_order, loss_normalizer, optimizer_step_done
 from sao.policy_objective import policy_loss
 
 STATE_TAG = "state"
@@ -79,7 +79,7 @@ class PolicyModel(Actor):
         self.model.lm_head.__class__ = LogprobHead
         self.model.forward = MethodType(logprob_forward, self.model)
 
-    def forward(  # type: ignore[override]
+    def forward(
         self,
         sequences: Tensor,
         action_mask: Tensor,
@@ -126,7 +126,7 @@ class PolicyTrainer(ppo_actor.ActorPPOTrainer):
 
     def __init__(self, strategy: Strategy, *arguments: Any, **named: Any) -> None:
         super().__init__(strategy, *arguments, **named)
-        self.run = self.args.sao.run
+        self.run = self.args.sao
         self.max_epochs = 1
         self.dataloader_pin_memory = not cpu.is_needed()
 
@@ -227,15 +227,14 @@ class PolicyTrainer(ppo_actor.ActorPPOTrainer):
 # OpenRLHF's PolicyModelActor looks these names up where it is defined.
 ppo_actor.Actor = PolicyModel
 ppo_actor.ActorPPOTrainer = PolicyTrainer
+ppo_actor.DataLoader = loader_in_order
 ppo_actor.stateless_init_process_group = cpu.sync_group
 
 
 class PolicyActor(ppo_actor.PolicyModelActor.__ray_metadata__.modified_class):
     """One rank of the policy."""
 
-    def forward(  # type: ignore[override]
-        self, sequences: Tensor, action_mask: Tensor, attention_mask: Tensor
-    ) -> Tensor:
+    def forward(self, sequences: Tensor, action_mask: Tensor, attention_mask: Tensor) -> Tensor:
         """Log-probs of action tokens, float32 [batch, tokens - 1], without training anything."""
         device = torch.cuda.current_device()
         self.actor.eval()
@@ -256,6 +255,9 @@ class PolicyActor(ppo_actor.PolicyModelActor.__ray_metadata__.modified_class):
     def save_state(self, folder: Path) -> None:
         """Writes this rank's part of weights and optimizer below `folder`, as OpenRLHF will look for it."""
         self.actor.model.save_checkpoint(str(folder / "_actor"), tag=STATE_TAG)
+
+    def save_model(self) -> None:
+        """Nothing: the run's last evaluation has exported the weights."""
 
     def export(self, folder: Path) -> None:
         """Writes the weights as transformers does, from rank 0; all ranks must call it."""

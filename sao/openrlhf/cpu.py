@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, distributed
 from torch.nn import functional
 
+FLOAT32 = "fp32"  # beside OpenRLHF's "bf16" and "fp16"
 SYNC_TIMEOUT = timedelta(minutes=5)
 ENVIRONMENT = {
     "DS_ACCELERATOR": "cpu",
@@ -55,7 +56,7 @@ def install() -> None:
     if not is_needed() or isinstance(torch.cuda.current_device, _Named):
         return
     os.environ.update(environment())
-    torch.cuda.current_device = _Named(lambda: _Device("cpu"))  # type: ignore[assignment]
+    torch.cuda.current_device = _Named(lambda: _Device("cpu"))
     for name in ("set_device", "synchronize", "empty_cache", "current_stream"):
         setattr(torch.cuda, name, _Named(lambda *_, **__: None))
     _use_cpu_meshes()
@@ -81,7 +82,7 @@ def _use_cpu_meshes() -> None:
     def init_device_mesh(device_type: str, *arguments: Any, **named: Any) -> Any:
         return original("cpu" if device_type == "cuda" else device_type, *arguments, **named)
 
-    device_mesh.init_device_mesh = init_device_mesh  # type: ignore[assignment]
+    device_mesh.init_device_mesh = init_device_mesh
 
 
 class _FlashAttentionForOneModule(importlib.abc.MetaPathFinder):
@@ -162,7 +163,7 @@ class GlooGroup:
             host, port, world_size, is_master=rank == 0, timeout=SYNC_TIMEOUT, wait_for_workers=False
         )
         prefixed = distributed.PrefixStore("weights", self.store)
-        self.group = distributed.ProcessGroupGloo(prefixed, rank, world_size, SYNC_TIMEOUT)
+        self.group: Any = distributed.ProcessGroupGloo(prefixed, rank, world_size, SYNC_TIMEOUT)
 
     def broadcast(self, tensor: Tensor, src: int, stream: Any = None) -> None:
         """Send `tensor` from rank `src`, or receive into it (contiguous then); returns when that is done."""
@@ -196,13 +197,16 @@ def adapted(deepspeed_config: dict[str, Any]) -> dict[str, Any]:
 def set_attention(arguments: Any) -> None:
     """Let packed rows use torch's attention; OpenRLHF's check, which comes first, wants flash-attn."""
     if is_needed():
-        arguments.ds.attn_implementation = "sdpa"
+        if arguments.ds.attn_implementation.startswith("flash"):
+            arguments.ds.attn_implementation = "sdpa"
         arguments.ds.experts_implementation = arguments.ds.experts_implementation or "eager"
 
 
 def allow_float32() -> None:
-    """Let `ds.param_dtype` be "fp32" in this process, which OpenRLHF lacks; for comparisons of engines."""
+    """Let `ds.param_dtype` be FLOAT32 in this process, which OpenRLHF lacks."""
     from openrlhf.utils import utils
 
+    if isinstance(utils.convert_to_torch_dtype, _Named):
+        return
     original = utils.convert_to_torch_dtype
-    utils.convert_to_torch_dtype = lambda name: torch.float32 if name == "fp32" else original(name)
+    utils.convert_to_torch_dtype = _Named(lambda name: torch.float32 if name == FLOAT32 else original(name))

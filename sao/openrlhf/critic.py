@@ -23,9 +23,11 @@ from transformers import AutoModel
 from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
 from sao import critic
+from sao.config import RunConfig
 from sao.openrlhf import cpu
 from sao.openrlhf.actor import STATE_TAG
-from sao.openrlhf.strategy import RunSettings, Strategy, loss_normalizer, optimizer_step_done
+from sao.openrlhf.settings import RunSettings
+from sao.openrlhf.strategy import Strategy, loader_in_order, loss_normalizer, optimizer_step_done
 
 VALUE_MODEL_FILE = "value_model.safetensors"
 
@@ -63,7 +65,8 @@ class CriticModel(critic.ValueModel):
 
 
 def build_critic(
-    settings: RunSettings,
+    run: RunConfig,
+    value_model: Path | None,
     path: str,
     model_type: str,
     *,
@@ -91,10 +94,10 @@ def build_critic(
     backbone.config.use_cache = False
     model = CriticModel(backbone, packing_samples)
     set_z3_leaf_modules(model, detect_hybrid=False)
-    if settings.value_model is not None:
-        load_values(model, settings.value_model / VALUE_MODEL_FILE, sharded)
-    assert settings.run.critic is not None
-    critic.freeze(model, settings.run.critic.frozen)
+    if value_model is not None:
+        load_values(model, value_model / VALUE_MODEL_FILE, sharded)
+    assert run.critic is not None  # only rows with a critic start one
+    critic.freeze(model, run.critic.frozen)
     return model
 
 
@@ -114,7 +117,7 @@ class CriticTrainer(ppo_critic.CriticPPOTrainer):
 
     def __init__(self, strategy: Strategy, *arguments: Any, **named: Any) -> None:
         super().__init__(strategy, *arguments, **named)
-        self.settings = self.args.sao.run.critic
+        self.settings = self.args.sao.critic
         self.max_epochs = self.settings.updates_per_batch
         self.dataloader_pin_memory = not cpu.is_needed()
         self.learning_rate = 0.0
@@ -189,6 +192,7 @@ class CriticTrainer(ppo_critic.CriticPPOTrainer):
 
 
 ppo_critic.CriticPPOTrainer = CriticTrainer
+ppo_critic.DataLoader = loader_in_order
 
 
 class CriticActor(ppo_critic.CriticModelActor.__ray_metadata__.modified_class):
@@ -196,13 +200,15 @@ class CriticActor(ppo_critic.CriticModelActor.__ray_metadata__.modified_class):
 
     def init_model_from_pretrained(self, strategy: Strategy, pretrain: str, max_steps: int) -> None:
         """Builds the critic; its updates take the whole batch, however many parts the policy's has."""
-        settings: RunSettings = strategy.args.sao
-        batch = settings.run.training.batch_trajectories
+        settings: RunSettings = strategy.args.run_settings
+        batch = strategy.args.sao.training.batch_trajectories
         strategy.args.train.batch_size = strategy.train_batch_size = batch
-        ppo_critic.get_llm_for_sequence_regression = functools.partial(build_critic, settings)
+        ppo_critic.get_llm_for_sequence_regression = functools.partial(
+            build_critic, strategy.args.sao, settings.value_model
+        )
         super().init_model_from_pretrained(strategy, pretrain, max_steps)
 
-    def forward(self, sequences: Tensor, attention_mask: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(self, sequences: Tensor, attention_mask: Tensor) -> Tensor:
         """Values of all prefixes, float32 [batch, tokens], without training anything."""
         device = torch.cuda.current_device()
         self.critic.eval()
@@ -215,7 +221,7 @@ class CriticActor(ppo_critic.CriticModelActor.__ray_metadata__.modified_class):
         self.critic.train()
         return values.to("cpu")
 
-    def fit(self, learning_rate: float) -> dict[str, Any]:  # type: ignore[override]
+    def fit(self, learning_rate: float) -> dict[str, Any]:
         """Trains on the replay buffer at this rate; returns what `CriticTrainer.ppo_train` returns."""
         self.trainer.learning_rate = learning_rate
         return super().fit()

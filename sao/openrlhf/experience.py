@@ -41,7 +41,7 @@ class ExperienceMaker(RemoteExperienceMaker):
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self.run: RunConfig = self.args.sao.run
+        self.run: RunConfig = self.args.sao
         self.running_mean = make_running_mean(self.run)
         self.copies = self.args.ds.ring_attn_size * self.args.ds.tensor_parallel_size
 
@@ -123,6 +123,21 @@ class ExperienceMaker(RemoteExperienceMaker):
             record[name] = None if counted[0] is None else sum(counted) / len(logprobs)
         return record
 
+    def inspect(self, trajectories: Sequence[Trajectory]) -> dict[str, Tensor | None]:
+        """Trainer log-probs, values and advantages [batch, tokens] of trajectories, for logs; trains nothing.
+
+        Without a critic there are no values, and no advantages of single trajectories.
+        """
+        batch = Batch.from_trajectories(trajectories, self.tokenizer.pad_token_id)
+        logprobs = self.logprobs(batch)
+        if self.critic_model_group is None:
+            return {"trainer_logprobs": logprobs, "values": None, "advantages": None}
+        values = self.values(batch)
+        estimates, _ = estimate_advantages(
+            self.run, trajectories, batch, batch.rewards, values, self.running_mean
+        )
+        return {"trainer_logprobs": logprobs, "values": values[0], "advantages": estimates}
+
     def values(self, batch: Batch) -> Values:
         """V before each token, float32 [batch, tokens], and V behind the last action token, [batch]."""
         raw = self._forward(self.critic_model_group, batch)
@@ -153,8 +168,12 @@ class ExperienceMaker(RemoteExperienceMaker):
         return filled if mask is None else filled[:, :-1]
 
     def _calls(self, lengths: Tensor, ranks: int) -> list[list[int]]:
-        """Rows of each forward, those of the first rank first; every rank has as many forwards."""
-        shares = dealt(lengths, ranks, 1)
+        """Rows of each forward, those of the first rank first; every rank has as many forwards.
+
+        Where the rows cannot be divided among the ranks, the last one is computed more than once.
+        """
+        rows = list(range(len(lengths))) + [len(lengths) - 1] * (-len(lengths) % ranks)
+        shares = [[rows[place] for place in share] for share in dealt(lengths[rows], ranks, 1)]
         if self.args.train.dynamic_batch_enable:
             budget = self.args.rollout.max_tokens_per_gpu * self.copies
             count = max(-(-int(lengths[share].sum()) // budget) for share in shares)

@@ -1,7 +1,5 @@
 """OpenRLHF's DeepSpeed strategy, and what a run's processes learn beside OpenRLHF's own arguments."""
 
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import sao.openrlhf.ready  # noqa: F401
@@ -10,26 +8,10 @@ import sao.openrlhf.ready  # noqa: F401
 import torch
 from openrlhf.models import Actor
 from openrlhf.utils.deepspeed.deepspeed import DeepspeedStrategy
-from torch import Tensor, distributed
+from torch import Tensor
+from torch.utils.data import DataLoader
 
-from sao.config import RunConfig
 from sao.openrlhf import cpu
-
-
-@dataclass(frozen=True)
-class RunSettings:
-    """Travels to every process as `strategy.args.sao`.
-
-    `directory` is the run directory, `value_model` the folder of a pretrained value model or None, `attempt`
-    the attempt's number and `command` what started it.
-    """
-
-    run: RunConfig
-    directory: Path
-    results: str
-    value_model: Path | None
-    command: str
-    attempt: int
 
 
 class Strategy(DeepspeedStrategy):
@@ -37,6 +19,8 @@ class Strategy(DeepspeedStrategy):
 
     def setup_distributed(self, *arguments: Any, **named: Any) -> None:
         cpu.before_distributed()
+        if self.param_dtype == cpu.FLOAT32:
+            cpu.allow_float32()
         super().setup_distributed(*arguments, **named)
 
     def get_ds_train_config(self, *arguments: Any, **named: Any) -> dict[str, Any]:
@@ -54,7 +38,7 @@ class Strategy(DeepspeedStrategy):
 
 
 def make_strategy(arguments: Any) -> Strategy:
-    """In place of `openrlhf.utils.get_strategy`; comes after OpenRLHF's own check of its arguments."""
+    """OpenRLHF's strategy from its checked arguments, with what this machine needs."""
     cpu.set_attention(arguments)
     return Strategy(
         seed=arguments.train.seed,
@@ -75,18 +59,16 @@ def loss_normalizer(loss_batch_info: dict[str, Any]) -> Tensor:
     return torch.as_tensor(loss_batch_info["batch_num_tokens"]) / loss_batch_info["dp_size"]
 
 
+def loader_in_order(*arguments: Any, **settings: Any) -> DataLoader[Any]:
+    """In place of OpenRLHF's data loader over a batch, which would shuffle: minibatches are dealt before.
+
+    Sums are then added in the same order again when a run is resumed.
+    """
+    return DataLoader(*arguments, **{**settings, "shuffle": False})
+
+
 def optimizer_step_done(trainer: Any, step: int) -> bool:
     """Whether micro-batch number `step` of an epoch ends with an optimizer step."""
     if trainer.args.train.dynamic_batch_enable:
         return bool(trainer.replay_buffer.dynamic_optimizer_step[step])
     return (step + 1) % max(trainer.strategy.accumulated_gradient, 1) == 0
-
-
-def sum_over_ranks(value: float) -> float:
-    """Sum of a number over the data-parallel ranks."""
-    if not distributed.is_initialized() or distributed.get_world_size() == 1:
-        return value
-    total = torch.tensor([value], dtype=torch.float64)
-    gathered: list[Any] = [None] * distributed.get_world_size()
-    distributed.all_gather_object(gathered, total.item())
-    return float(sum(gathered))

@@ -115,7 +115,8 @@ class Stream:
             return not self.trainer_busy and self._outstanding() < batch
         if cap is not None and self._outstanding() >= (cap + 1) * batch:
             return False  # more would be too old by the time the trainer takes them
-        return self.ready_trajectories() < self.run.clock.queue_limit_batches * batch
+        limit = (self.run.openrlhf or self.run.virtual_clock).queue_limit_batches
+        return self.ready_trajectories() < limit * batch
 
     def _outstanding(self) -> int:
         waiting = sum(len(members) for members in self.groups.values())

@@ -1,5 +1,6 @@
 """OpenRLHF's real actor classes with DeepSpeed in this process, without Ray's cluster and without vLLM."""
 
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,9 +17,8 @@ from sao.openrlhf.actor import PolicyActor
 from sao.openrlhf.command_line import parse
 from sao.openrlhf.critic import VALUE_MODEL_FILE, CriticActor
 from sao.openrlhf.experience import ExperienceMaker
-from sao.openrlhf.strategy import RunSettings, make_strategy
-
-cpu.allow_float32()
+from sao.openrlhf.settings import RunSettings
+from sao.openrlhf.strategy import make_strategy
 
 
 @dataclass
@@ -92,9 +92,8 @@ def arguments(run: RunConfig, folder: Path, dtype: str, packing: bool, zero_stag
     parsed.ds.param_dtype = dtype
     parsed.train.batch_size = batch // run.minibatches_per_batch
     values = folder / "values"
-    parsed.sao = RunSettings(
-        run, folder / "run", "results", values if values.exists() else None, "test", attempt=1
-    )
+    parsed.sao = run
+    parsed.run_settings = RunSettings(folder / "run", values if values.exists() else None)
     return parsed
 
 
@@ -105,7 +104,7 @@ class Actors:
         self,
         run: RunConfig,
         folder: Path,
-        dtype: str = "fp32",
+        dtype: str = cpu.FLOAT32,
         packing: bool = False,
         zero_stage: int = 2,
         resume_from: Path | None = None,
@@ -119,7 +118,7 @@ class Actors:
         self.critic = None
         if run.critic is not None:
             self.critic = CriticActor(1, 0, "127.0.0.1", self.policy._master_port)
-            self.critic.init_model_from_pretrained(make_strategy(self.arguments), path, 10)
+            self.critic.init_model_from_pretrained(make_strategy(deepcopy(self.arguments)), path, 10)
 
     def maker(self) -> ExperienceMaker:
         """What trains the two on batches; needs `ray.get` to hand back what it is given."""
