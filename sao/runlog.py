@@ -21,6 +21,7 @@ from sao import provenance
 from sao.config import RunConfig
 from sao.runlog_files import (
     RunError,
+    RunFailure,
     append_lines,
     cut_back,
     ends_incomplete,
@@ -59,6 +60,7 @@ __all__ = [
     "Column",
     "RunDirectory",
     "RunError",
+    "RunFailure",
     "RunRecord",
     "append_records",
     "read_run",
@@ -85,12 +87,12 @@ def append_records(path: Path, columns: dict[str, Column], records: list[dict[st
 class RunDirectory:
     """One run's directory, held by one process at a time; made by `open`, a context manager."""
 
-    def __init__(self, path: Path, config: RunConfig, command: str, lock_descriptor: int) -> None:
+    def __init__(self, path: Path, config: RunConfig, command: str, lock_descriptor: int | None) -> None:
         self.path = path
         self.config = config
         self.command = command
         self.attempt = 0
-        self._lock: int | None = lock_descriptor
+        self._lock = lock_descriptor  # None in a process that writes for the one that holds it
 
     @classmethod
     def open(cls, path: Path, config: RunConfig, command: str) -> Self:

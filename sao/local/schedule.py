@@ -9,7 +9,6 @@ the same configuration and seed give the same run on any load.
 
 import heapq
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,59 +19,15 @@ from sao.config import RunConfig
 from sao.environments.base import Environment, EnvironmentFailure, Instance
 from sao.local.decode import DecodeEngine
 from sao.local.sampler import Rollout, Sampler
-from sao.runlog import SCHEDULE_COLUMNS
-from sao.trajectory import Trajectory
-
-MAX_INVALID_PER_BATCH = 20  # times the batch: an environment that fails this often is broken
-MAX_FILTERED_PER_BATCH = 10  # times its groups: a policy that always succeeds (or never) still gets batches
-MAX_FAILURES_PER_TRAJECTORY = 3  # of a prompt, before another prompt takes its place
-
-
-class SchedulingError(RuntimeError):
-    """The schedule cannot go on; the message says why and what to change."""
-
-
-class PromptOrder:
-    """The training pool in one seeded order, a new permutation each epoch; the same for all rows."""
-
-    def __init__(self, instances: list[Instance], seed: int) -> None:
-        self.instances, self.seed = instances, seed
-        self.served = 0
-        self._epoch = -1
-
-    def next(self) -> Instance:
-        """The next instance of the order."""
-        epoch, place = divmod(self.served, len(self.instances))
-        if epoch != self._epoch:
-            self._permutation = np.random.default_rng([self.seed, epoch]).permutation(len(self.instances))
-            self._epoch = epoch
-        self.served += 1
-        return self.instances[self._permutation[place]]
-
-
-@dataclass
-class Counters:
-    """What happened since the last batch was taken."""
-
-    ticks: int = 0
-    busy_slot_ticks: int = 0
-    trainer_ticks: int = 0
-    invalid: int = 0
-    dropped_stale: int = 0
-    filtered_groups: int = 0
-    sampled_tokens: int = 0
-    loads: list[tuple[int, int]] = field(default_factory=list)  # (tick, version) of new weights
-
-
-@dataclass
-class Taken:
-    """A batch for the trainer, with its rollouts' schedule and the counts since the batch before it."""
-
-    trajectories: list[Trajectory]
-    rollouts: list[Rollout]
-    tick: int
-    counters: Counters
-    prompts_started: int
+from sao.streaming import (
+    MAX_FAILURES_PER_TRAJECTORY,
+    MAX_FILTERED_PER_BATCH,
+    MAX_INVALID_PER_BATCH,
+    Counters,
+    PromptOrder,
+    SchedulingError,
+    Taken,
+)
 
 
 @dataclass
@@ -247,9 +202,13 @@ class Schedule:
         if self.staleness_cap is None:
             return
         oldest_allowed = self.state.version - self.staleness_cap
-        kept = deque(group for group in self.state.ready if min(map(oldest_version, group)) >= oldest_allowed)
-        dropped = len(self.state.ready) - len(kept)
-        self.state.counters.dropped_stale += dropped * self.run.sampling.group_size
+        kept: deque[list[Rollout]] = deque()
+        for group in self.state.ready:
+            if min(map(oldest_version, group)) >= oldest_allowed:
+                kept.append(group)
+            else:
+                self.state.counters.dropped_stale += len(group)
+                self.state.counters.dropped += [(len(member.logprobs), member.reward) for member in group]
         self.state.ready = kept
 
     def _take(self) -> Taken:
@@ -292,31 +251,3 @@ class Schedule:
 def oldest_version(rollout: Rollout) -> int:
     """The version of the oldest weights that sampled a token of `rollout`."""
     return min(rollout.versions.values())
-
-
-def schedule_lines(taken: Taken, step: int, update_ticks: int) -> Iterator[dict[str, Any]]:
-    """Lines of the schedule log: weight loads since the last batch, its trajectories, the update."""
-    for tick, version in taken.counters.loads:
-        yield _schedule_line("load", step, end_tick=tick, last_version=version)
-    for rollout in taken.rollouts:
-        versions = rollout.versions.values()
-        yield _schedule_line(
-            "trajectory",
-            step,
-            index=rollout.index,
-            slot=rollout.slot,
-            start_tick=rollout.start_tick,
-            end_tick=rollout.end_tick,
-            graded_tick=rollout.graded_tick,
-            taken_tick=taken.tick,
-            first_version=min(versions),
-            last_version=max(versions),
-            action_tokens=len(versions),
-            total_tokens=len(rollout.token_ids),
-            group_id=rollout.group_id,
-        )
-    yield _schedule_line("update", step, start_tick=taken.tick, end_tick=taken.tick + update_ticks)
-
-
-def _schedule_line(kind: str, step: int, **columns: int) -> dict[str, Any]:
-    return dict.fromkeys(SCHEDULE_COLUMNS) | {"kind": kind, "step": step} | columns
