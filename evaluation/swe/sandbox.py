@@ -68,6 +68,9 @@ class Sandbox:
         self.folder.mkdir(parents=True)
         for name in ("tmp", HOME.strip("/"), "etc", "usr", "proc", "dev"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
+        for name in MERGED:
+            if Path("/", name).is_symlink():
+                (self.folder / name).symlink_to(os.readlink(f"/{name}"))
         shutil.copytree(self.image / "testbed", self.folder / "testbed", symlinks=True)
 
     @property
@@ -106,12 +109,17 @@ class Sandbox:
     def run(
         self, words: Sequence[str], directory: str = "/testbed", timeout: float | None = None
     ) -> tuple[int, bytes]:
-        """Exit code and output of a command inside; raises subprocess.TimeoutExpired once it is ended."""
+        """Exit code and output of a command inside.
+
+        Raises subprocess.TimeoutExpired once it is ended, and SandboxError where bubblewrap itself failed.
+        """
         process = self.start(words, directory)
         try:
             output, _ = process.communicate(timeout=timeout)
         finally:
             end(process)
+        if process.returncode == 1 and output.startswith(b"bwrap: "):
+            raise SandboxError(output.decode(errors="replace").strip())
         return process.returncode, output
 
     def close(self) -> None:
@@ -124,9 +132,7 @@ class Sandbox:
         mounts: list[tuple[str, ...]] = [("--ro-bind", "/usr", "/usr")]
         for name in MERGED:
             place = Path("/", name)
-            if place.is_symlink():
-                mounts.append(("--symlink", os.readlink(place), str(place)))
-            elif place.exists():
+            if place.exists() and not place.is_symlink():
                 mounts.append(("--ro-bind", str(place), str(place)))
         for name in (*SYSTEM_FILES, *(NETWORK_FILES if self.network else ())):
             mounts.append(("--ro-bind-try", f"/etc/{name}", f"/etc/{name}"))
