@@ -12,7 +12,7 @@ import pytest
 from math_standins import tokenizer
 
 from evaluation.endpoint import Completion, EndpointFailure
-from evaluation.swe.proxy import RecordingProxy
+from evaluation.swe.proxy import EngineOnLoop, RecordingProxy
 from sao.environments.swe_recording import Recording
 from sao.trajectory import Status
 
@@ -61,13 +61,14 @@ class ScriptedEngine:
 class Client:
     """Plays the SDK: keeps the history, sends all of it each time."""
 
-    def __init__(self, proxy: RecordingProxy, name: str = "one") -> None:
-        self.proxy, self.name = proxy, name
+    def __init__(self, proxy: RecordingProxy, engine: Any = None, session: str = "one") -> None:
+        self.proxy, self.session = proxy, session
+        self.address = proxy.open(engine)
         self.history: list[dict[str, Any]] = copy.deepcopy([SYSTEM, QUESTION])
 
     async def post(self, **body: Any) -> httpx.Response:
         given = {"model": "tiny", "messages": self.history, "tools": TOOLS, "temperature": 1.0, "top_p": 1.0}
-        headers = {"authorization": f"Bearer {self.proxy.key}", "x-litellm-session-id": self.name}
+        headers = {"authorization": f"Bearer {self.address.key}", "x-litellm-session-id": self.session}
         transport = httpx.ASGITransport(app=self.proxy.app())
         async with httpx.AsyncClient(transport=transport, base_url="http://proxy", headers=headers) as client:
             return await client.post("/v1/chat/completions", json=given | body)
@@ -88,7 +89,6 @@ class Client:
 
 def proxied(*answers: Any, max_tokens: int = 4000, **options: Any) -> tuple[RecordingProxy, Client]:
     proxy = RecordingProxy(ScriptedEngine(*answers), tokenizer(), "tiny", max_tokens, **options)
-    proxy.open("one")
     return proxy, Client(proxy)
 
 
@@ -111,7 +111,7 @@ def test_a_conversation_has_the_very_tokens_of_the_template() -> None:
         await client.turn("")
 
     asyncio.run(converse())
-    record = proxy.close("one")
+    record = proxy.close(client.address)
     history: list[dict[str, Any]] = [
         {"role": "system", "content": "You mend code."},
         {"role": "user", "content": "Mend < |im_end|> add()"},
@@ -158,7 +158,7 @@ def test_ids_that_no_text_gives_are_passed_on_as_they_were_sampled() -> None:
         await client.turn("")
 
     asyncio.run(converse())
-    record = proxy.close("one")
+    record = proxy.close(client.address)
     start, end = record.action_spans[0]
     assert record.token_ids[start:end] == sampled and record.invalid is None
 
@@ -167,7 +167,9 @@ def test_the_trajectory_holds_what_the_engine_said() -> None:
     proxy, client = proxied(action("terminal", command="ls"), action("finish", message="x"))
     asyncio.run(client.turn("a.py"))
     asyncio.run(client.turn("done"))
-    trajectory = proxy.close("one").trajectory(1.0, Status.COMPLETED, prompt_id="p", label="calc", index=7)
+    trajectory = proxy.close(client.address).trajectory(
+        1.0, Status.COMPLETED, prompt_id="p", label="calc", index=7
+    )
     lengths = [len(ids(action("terminal", command="ls"))), len(ids(action("finish", message="x")))]
     assert (trajectory.action_spans[:, 1] - trajectory.action_spans[:, 0]).tolist() == lengths
     expected = [-0.125 * (place + 1) for length in lengths for place in range(length)]
@@ -183,7 +185,7 @@ def test_without_versions_of_the_engine_the_older_one_counts() -> None:
     proxy, client = proxied(action("finish", message="x"), version=lambda: next(versions))
     engine_of(proxy).versions = False
     asyncio.run(client.turn("done"))
-    assert set(proxy.close("one").versions) == {4}
+    assert set(proxy.close(client.address).versions) == {4}
 
 
 def test_an_action_that_the_engine_gave_up_is_continued() -> None:
@@ -192,7 +194,7 @@ def test_an_action_that_the_engine_gave_up_is_continued() -> None:
     rest = Completion(whole[5:], [-2.0] * (len(whole) - 5), "stop", [2] * (len(whole) - 5))
     proxy, client = proxied(cut, rest)
     asyncio.run(client.turn("done"))
-    record = proxy.close("one")
+    record = proxy.close(client.address)
     assert record.token_ids[record.action_spans[0][0] :] == whole
     assert record.versions == [1] * 5 + [2] * (len(whole) - 5)
     assert engine_of(proxy).prompts[1] == engine_of(proxy).prompts[0] + whole[:5]
@@ -216,7 +218,7 @@ def test_other_sampling_is_refused_by_name(name: str, value: Any) -> None:
     proxy, client = proxied(action("finish"))
     answer = asyncio.run(client.post(**{name: value}))
     assert answer.status_code == 400 and name in answer.json()["error"]["message"]
-    assert not engine_of(proxy).prompts and proxy.close("one").invalid is None
+    assert not engine_of(proxy).prompts and proxy.close(client.address).invalid is None
 
 
 def altered(
@@ -228,7 +230,7 @@ def altered(
     answer = asyncio.run(client.post())
     counts = proxy.counts
     assert counts["invalid"] == 1 and len(engine_of(proxy).prompts) == 1
-    return proxy.close("one"), answer, proxy
+    return proxy.close(client.address), answer, proxy
 
 
 @pytest.mark.parametrize(
@@ -263,7 +265,7 @@ def test_a_failed_request_may_be_repeated_and_leaves_no_trace() -> None:
     proxy, client = proxied(EndpointFailure("busy"), action("finish", message="x"))
     assert asyncio.run(client.post()).status_code == 502
     asyncio.run(client.turn("done"))
-    record = proxy.close("one")
+    record = proxy.close(client.address)
     assert record.invalid is None and len(record.action_spans) == 1
 
 
@@ -272,7 +274,7 @@ def test_a_full_context_is_told_as_vllm_tells_it_and_the_record_is_cut() -> None
     asyncio.run(client.turn("x" * 2000))
     answer = asyncio.run(client.post())
     assert answer.status_code == 400 and "maximum context length is 300 tokens" in answer.text
-    record = proxy.close("one")
+    record = proxy.close(client.address)
     assert record.cut and record.invalid is None and len(record.action_spans) == 1
     # Nothing that no action followed is part of the record.
     assert len(record.token_ids) == record.action_spans[0][1]
@@ -282,7 +284,7 @@ def test_an_action_without_room_is_cut_and_calls_nothing() -> None:
     proxy, client = proxied(action("terminal", command="echo " + "x" * 500), max_tokens=200)
     message = asyncio.run(client.turn())
     assert "tool_calls" not in message
-    record = proxy.close("one")
+    record = proxy.close(client.address)
     assert record.cut and len(record.token_ids) == 200
 
 
@@ -298,12 +300,11 @@ def test_malformed_calls_are_text_and_two_calls_are_two() -> None:
     message = asyncio.run(client.turn("1", "2"))
     assert [call["function"]["name"] for call in message["tool_calls"]] == ["terminal", "finish"]
     assert len({call["id"] for call in message["tool_calls"]}) == 2 and message["content"] == ""
-    assert proxy.close("one").invalid is None
+    assert proxy.close(client.address).invalid is None
 
 
 def test_conversations_at_once_do_not_mix() -> None:
-    names = [f"conversation {number}" for number in range(8)]
-    proxy = RecordingProxy(ScriptedEngine(), tokenizer(), "tiny", 4000)
+    proxy = RecordingProxy(None, tokenizer(), "tiny", 4000)
 
     class Echo:
         """Answers with the number that its prompt ends on, the later the lower."""
@@ -316,39 +317,59 @@ def test_conversations_at_once_do_not_mix() -> None:
             sampled = ids(action("terminal", command=f"number {number}"))
             return Completion(sampled, [-float(number + 1)] * len(sampled), "stop", [number] * len(sampled))
 
-    proxy.engine = Echo()
+    clients = [Client(proxy, Echo(), session=str(number)) for number in range(8)]
 
     async def converse(number: int) -> None:
-        proxy.open(names[number])
-        client = Client(proxy, names[number])
-        client.history = [SYSTEM, {"role": "user", "content": f"number {number}"}]
+        clients[number].history = [SYSTEM, {"role": "user", "content": f"number {number}"}]
         for _ in range(3):
-            await client.turn(f"number {number}")
+            await clients[number].turn(f"number {number}")
 
     async def together() -> None:
         await asyncio.gather(*map(converse, range(8)))
 
     asyncio.run(together())
-    for number, name in enumerate(names):
-        record = proxy.close(name)
+    for number, client in enumerate(clients):
+        record = proxy.close(client.address)
         assert len(record.action_spans) == 3 and set(record.versions) == {number}
         assert set(record.logprobs) == {-float(number + 1)}
         assert f"number {(number + 1) % 8}" not in tokenizer().decode(record.token_ids)
 
 
-def test_unknown_conversations_models_and_keys_are_refused() -> None:
+def test_an_engine_on_another_loop_is_asked_there() -> None:
+    """The proxy's requests come from its own thread; the engine's coroutines belong to this one's loop."""
+
+    async def converse() -> Recording:
+        here = asyncio.get_running_loop()
+
+        class Here(ScriptedEngine):
+            async def complete(self, *arguments: Any) -> Completion:
+                assert asyncio.get_running_loop() is here
+                return await super().complete(*arguments)
+
+        proxy = RecordingProxy(None, tokenizer(), "tiny", 4000)
+        client = Client(proxy, EngineOnLoop(Here(action("finish", message="x")), here))
+        await asyncio.to_thread(asyncio.run, client.turn("done"))
+        return proxy.close(client.address)
+
+    record = asyncio.run(converse())
+    assert record.invalid is None and len(record.action_spans) == 1
+
+
+def test_a_second_conversation_under_the_same_key_makes_it_invalid() -> None:
+    proxy, client = proxied(action("finish"), action("finish"))
+    asyncio.run(client.turn(""))
+    client.session = "two"
+    assert asyncio.run(client.post()).status_code == 409
+    assert "second conversation" in str(proxy.close(client.address).invalid)
+
+
+def test_unknown_keys_models_and_contents_are_refused() -> None:
     proxy, client = proxied(action("finish"))
-    assert asyncio.run(Client(proxy, "another").post()).status_code == 404
     assert asyncio.run(client.post(model="other")).status_code == 404
     picture = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
     answer = asyncio.run(client.post(messages=[picture]))
     assert answer.status_code == 400 and "image_url" in answer.text
-    transport = httpx.ASGITransport(app=proxy.app())
-
-    async def post() -> httpx.Response:
-        async with httpx.AsyncClient(transport=transport, base_url="http://proxy") as plain:
-            return await plain.post("/v1/chat/completions", json={}, headers={"authorization": "Bearer no"})
-
-    assert asyncio.run(post()).status_code == 401
-    with pytest.raises(ValueError, match="open already"):
-        proxy.open("one")
+    assert proxy.close(client.address).invalid is None
+    assert asyncio.run(client.post()).status_code == 401
+    with pytest.raises(ValueError, match="no engine"):
+        RecordingProxy(None, tokenizer(), "tiny", 4000).open()

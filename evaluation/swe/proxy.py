@@ -1,10 +1,11 @@
 """A recording proxy: chat completions towards an agent's SDK, completions on token ids towards the engine.
 
-Each conversation is opened under an id of its own before the SDK starts it. The SDK sends the id along
-(header x-litellm-session-id, or prompt_cache_key in the body), and its requests become one `Recording`: token
-ids, action spans, the engine's log-probs, and the weight version of each token. Sampling has temperature 1
-and top-p 1 and nothing else: a request that asks for another sampling, or for what is not known here, is
-refused by name. A request whose history is not the recorded one makes its conversation invalid and ends it.
+Each conversation has an API key of its own, so that requests under it become one `Recording`: token ids,
+action spans, the engine's log-probs, and the weight version of each token. The id that the SDK gives its
+conversation (header x-litellm-session-id, or prompt_cache_key in the body) has to stay the same: a second one
+is another history. Sampling has temperature 1 and top-p 1 and nothing else: a request that asks for another
+sampling, or for what is not known here, is refused by name. A request whose history is not the recorded one
+makes its conversation invalid and ends it.
 """
 
 import asyncio
@@ -27,9 +28,10 @@ from starlette.routing import Route
 from evaluation.endpoint import Completion, EndpointError, EndpointFailure
 from evaluation.math.conversation import seeds
 from sao.environments.chat_format import ChatFormat, ChatFormatError, Message
+from sao.environments.swe import ModelAddress
 from sao.environments.swe_recording import HistoryAltered, Recording, Tools
 
-CONVERSATION_HEADER = "x-litellm-session-id"
+SESSION_HEADER = "x-litellm-session-id"
 
 
 class Engine(Protocol):
@@ -38,6 +40,20 @@ class Engine(Protocol):
     async def complete(
         self, token_ids: Sequence[int], max_tokens: int, stop_ids: Sequence[int], seed: int
     ) -> Completion: ...
+
+
+class EngineOnLoop:
+    """An engine whose coroutines belong to another event loop than the proxy's."""
+
+    def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop) -> None:
+        self.engine, self.loop = engine, loop
+
+    async def complete(
+        self, token_ids: Sequence[int], max_tokens: int, stop_ids: Sequence[int], seed: int
+    ) -> Completion:
+        """Sample on the engine's own loop."""
+        sampling = self.engine.complete(token_ids, max_tokens, stop_ids, seed)
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(sampling, self.loop))
 
 
 class ChatRequest(BaseModel):
@@ -72,7 +88,9 @@ class ChatRequest(BaseModel):
 class Conversation:
     """A recording under way; one request at a time continues it."""
 
+    engine: Engine
     recording: Recording = field(default_factory=Recording)
+    session: str | None = None
     requests: int = 0
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -80,15 +98,16 @@ class Conversation:
 class RecordingProxy:
     """Handlers of the conversations with one model.
 
-    `tokenizer` is the model's, `max_tokens` the longest conversation. `version` gives the version of the
-    weights for engines that do not say which sampled a token; where they change while a request is answered,
-    all its tokens count as the older. `counts` holds how many conversations were opened and how many became
-    invalid, by reason.
+    `engine` answers conversations that are opened without one of their own. `tokenizer` is the model's,
+    `max_tokens` the longest conversation. `url` is set once the application is served. `version` gives the
+    version of the weights for engines that do not say which sampled a token; where they change while a
+    request is answered, all its tokens count as the older. `counts` holds how many conversations were opened
+    and how many became invalid, by reason.
     """
 
     def __init__(
         self,
-        engine: Engine,
+        engine: Engine | None,
         tokenizer: Any,
         model: str,
         max_tokens: int,
@@ -96,7 +115,7 @@ class RecordingProxy:
     ) -> None:
         self.engine, self.tokenizer, self.model, self.max_tokens = engine, tokenizer, model, max_tokens
         self.version = version
-        self.key = secrets.token_hex(16)
+        self.url = ""
         self.counts: Counter[str] = Counter()
         self._conversations: dict[str, Conversation] = {}
         self._chats: dict[str, ChatFormat] = {}
@@ -106,16 +125,19 @@ class RecordingProxy:
         routes = [Route("/v1/chat/completions", self.chat_completions, methods=["POST"])]
         return Starlette(routes=routes, exception_handlers={HTTPException: self.failed})
 
-    def open(self, conversation_id: str) -> None:
-        """Expect a conversation under this id; ValueError where there is one."""
-        if conversation_id in self._conversations:
-            raise ValueError(f"conversation {conversation_id} is open already")
-        self._conversations[conversation_id] = Conversation()
+    def open(self, engine: Engine | None = None) -> ModelAddress:
+        """Expect a conversation; ValueError where no engine would answer it."""
+        answering = engine or self.engine
+        if answering is None:
+            raise ValueError("the proxy has no engine of its own: give the conversation one")
+        address = ModelAddress(f"{self.url}/v1", self.model, secrets.token_hex(16))
+        self._conversations[address.key] = Conversation(answering)
         self.counts["opened"] += 1
+        return address
 
-    def close(self, conversation_id: str) -> Recording:
+    def close(self, address: ModelAddress) -> Recording:
         """Take the conversation's record; requests that come later are refused."""
-        return self._conversations.pop(conversation_id).recording
+        return self._conversations.pop(address.key).recording
 
     async def failed(self, request: Request, error: Exception) -> Response:
         """Answer an error in the API's shape."""
@@ -126,19 +148,21 @@ class RecordingProxy:
 
     async def chat_completions(self, request: Request) -> Response:
         """Sample the next assistant message of a conversation."""
-        if request.headers.get("authorization") != f"Bearer {self.key}":
-            raise HTTPException(401, "the API key is missing or wrong")
-        wanted = self._read(await request.body())
-        name = request.headers.get(CONVERSATION_HEADER) or wanted.prompt_cache_key
-        conversation = self._conversations.get(name or "")
+        key = request.headers.get("authorization", "").removeprefix("Bearer ")
+        conversation = self._conversations.get(key)
         if conversation is None:
-            raise HTTPException(404, f"there is no open conversation {name!r}")
+            raise HTTPException(401, "the API key is that of no open conversation")
+        wanted = self._read(await request.body())
+        session = request.headers.get(SESSION_HEADER) or wanted.prompt_cache_key
         messages = [plain_message(message) for message in wanted.messages]
         async with conversation.lock:
-            return JSONResponse(await self._continue(conversation, str(name), wanted, messages))
+            if conversation.session not in (None, session):
+                self._invalidate(conversation.recording, "a second conversation of the SDK uses its key")
+            conversation.session = session
+            return JSONResponse(await self._continue(conversation, key, wanted, messages))
 
     async def _continue(
-        self, conversation: Conversation, name: str, wanted: ChatRequest, messages: list[Message]
+        self, conversation: Conversation, key: str, wanted: ChatRequest, messages: list[Message]
     ) -> dict[str, Any]:
         recording, chat = conversation.recording, self._chat(wanted.tools)
         try:
@@ -159,7 +183,7 @@ class RecordingProxy:
                 f"resulted in {len(context)} tokens.",
             )
         room = min(room, wanted.max_tokens or room, wanted.max_completion_tokens or room)
-        sampled, versions = await self._sample(conversation, name, context, room, chat)
+        sampled, versions = await self._sample(conversation, key, context, room, chat)
         answer = recording.record(
             messages, wanted.tools, context, chat, sampled.token_ids, sampled.logprobs, versions
         )
@@ -167,15 +191,15 @@ class RecordingProxy:
         return self._answer(wanted, context, answer, sampled)
 
     async def _sample(
-        self, conversation: Conversation, name: str, context: list[int], room: int, chat: ChatFormat
+        self, conversation: Conversation, key: str, context: list[int], room: int, chat: ChatFormat
     ) -> tuple[Completion, list[int]]:
         """One whole action with the version of each token, also where the engine gives up in its middle."""
-        seed = seeds(name)
+        seed = seeds(key)
         whole, versions = Completion([], [], "abort"), list[int]()
         while whole.finish_reason == "abort":
             before = self.version()
             try:
-                part = await self.engine.complete(
+                part = await conversation.engine.complete(
                     context + whole.token_ids,
                     room - len(whole.token_ids),
                     chat.stop_ids,

@@ -51,7 +51,7 @@ class Recording:
         if self.tools is None:
             return self._opening(messages, chat)
         if tools != self.tools:
-            raise HistoryAltered("the tools are not those of the first request")
+            raise HistoryAltered(_difference(tools, self.tools))
         known = len(self.messages)
         for place, (theirs, ours) in enumerate(zip(messages, self.messages, strict=False)):
             if different := [
@@ -101,6 +101,15 @@ class Recording:
         if not messages or any(message["role"] == OURS for message in messages):
             raise HistoryAltered("the conversation began before its record")
         return chat.prompt_ids([_safe(message, chat) for message in messages])
+
+
+def _difference(tools: Tools, first: Tools) -> str:
+    """Where a request's tools part from those of the first one."""
+    names, before = ([tool["function"]["name"] for tool in listed] for listed in (tools, first))
+    if names != before:
+        return f"the tools are {', '.join(names)}, and were {', '.join(before)}"
+    changed = [name for name, tool, other in zip(names, tools, first, strict=True) if tool != other]
+    return f"the tool {changed[0]} is described in another way than in the first request"
 
 
 def _safe(message: Message, chat: ChatFormat) -> Message:
