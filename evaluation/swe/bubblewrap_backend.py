@@ -1,8 +1,10 @@
-"""The part of docker's Python client that the official harness uses, over bubblewrap. Not for published scores.
+"""The part of docker's Python client that the official harness uses, over bubblewrap.
 
-A container is a sandbox on a copy of a folder of files; its commands see this machine's programs and Python, and
-no network. Results graded with it are marked `bubblewrap`: they are comparable with each other, and with Docker's
-only for tasks that need nothing but Python and pytest.
+Not for published scores.
+
+A container is a sandbox on a copy of a folder of files; its commands see this machine's programs and
+Python, and no network. Results graded with it are marked `bubblewrap`: they are comparable with each other,
+and with Docker's only for tasks that need nothing but Python and pytest.
 """
 
 import io
@@ -82,7 +84,7 @@ class Api:
         process.wait()
 
     def exec_inspect(self, exec_id: str) -> dict[str, int]:
-        """The harness asks only to end a command that ran too long: the number it gets is of no process by then."""
+        """The harness asks only to end a command that ran too long: by then the number is of no process."""
         process = self.running[exec_id]
         if process.poll() is None:
             process.kill()

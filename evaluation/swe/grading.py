@@ -1,7 +1,8 @@
 """Grades patches with the official harness, `swebench.harness.run_evaluation`, as it is.
 
-The harness writes below the working folder, so one process grades one evaluation at a time. Its results are kept
-by the name of a run, which here holds a digest of the patches: other patches are never given old verdicts.
+The harness writes below the working folder, so one process grades one evaluation at a time. Its results are
+kept by the name of a run, which here holds a digest of the patches: other patches are never given old
+verdicts.
 """
 
 import contextlib
@@ -30,7 +31,7 @@ ROUNDS = 2  # tasks with an infrastructure error are tried once more
 
 @dataclass(frozen=True)
 class Grading:
-    """How to grade: `folder` takes the logs; `images` holds the tasks' files where the backend is bubblewrap."""
+    """How to grade: `folder` takes the logs; `images` holds the tasks' files for backend bubblewrap."""
 
     folder: Path
     model: str

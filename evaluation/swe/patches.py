@@ -8,6 +8,7 @@ graded, and reported apart from what is resolved.
 import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import PurePosixPath
 
 SETUP_FILES = {"pyproject.toml", "tox.ini", "setup.py"}  # at the root
@@ -42,7 +43,7 @@ class HandedIn:
 def sections(patch: str) -> list[tuple[str, str]]:
     """(path, text) of each file in a patch that git made; text before the first file is left out."""
     starts = [found.start() for found in SECTION.finditer(patch)]
-    texts = [patch[start:end] for start, end in zip(starts, [*starts[1:], len(patch)], strict=True)]
+    texts = [patch[start:end] for start, end in pairwise([*starts, len(patch)])]
     return [(_path(text), text) for text in texts]
 
 

@@ -23,7 +23,7 @@ AGENT: dict[str, object] = {
     "stuck_detection": True,  # the SDK's default, with its thresholds
     "attempts": 1,  # no second try for an empty patch
     "continues": CONTINUES,
-    "warm_up": "true",  # the first command of a terminal may lose its output, so this one is sent and discarded
+    "warm_up": "true",  # sent and discarded: the first command of a terminal may lose its output
     "parallel_tool_calls": 1,
 }
 SAMPLING: dict[str, float] = {"temperature": TEMPERATURE, "top_p": TOP_P}

@@ -1,8 +1,8 @@
 """Bubblewrap around a task: what its commands see of this machine, and how they are ended.
 
-A sandbox has its own processes (which all end with it), a writable root folder of its own, the machine's programs
-read-only, and an environment without anything of the caller's. Images of the tiny tasks are folders with the
-repository in `testbed`; a sandbox works on a copy.
+A sandbox has its own processes (which all end with it), a writable root folder of its own, the machine's
+programs read-only, and an environment without anything of the caller's. Images of the tiny tasks are
+folders with the repository in `testbed`; a sandbox works on a copy.
 """
 
 import os
@@ -13,6 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 MARK = "SAO_SWE_SANDBOX"  # environment variable of every process in a sandbox: its folder
 HOME = "/root"
@@ -47,7 +48,7 @@ def image_folder(images: Path, image: str) -> Path:
 
 @dataclass
 class Sandbox:
-    """A root folder with a copy of an image in it. `binds` are further folders, read-only, by their place inside.
+    """A root folder with a copy of an image in it. `binds` are folders to add, read-only, by their place.
 
     Raises SandboxError for an image that is not there. `close` ends its processes and removes its folder.
     """
@@ -94,12 +95,14 @@ class Sandbox:
         inside += [word for name, value in self._variables().items() for word in ("--setenv", name, value)]
         return [*inside, "--chdir", directory, *words]
 
-    def start(self, words: Sequence[str], directory: str = "/testbed") -> subprocess.Popen[bytes]:
-        """Start a command inside, with its output and errors in one pipe."""
+    def start(
+        self, words: Sequence[str], directory: str = "/testbed", output: IO[bytes] | int = subprocess.PIPE
+    ) -> subprocess.Popen[bytes]:
+        """Start a command inside, with its output and errors together in one pipe or file."""
         process = subprocess.Popen(
             self.command(words, directory),
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
+            stdout=output,
             stderr=subprocess.STDOUT,
             env={"PATH": os.environ.get("PATH", os.defpath), MARK: str(self.folder)},
         )

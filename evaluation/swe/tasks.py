@@ -1,4 +1,4 @@
-"""Tasks in the format of SWE-Bench 5: rows of the published data set, a local file, or the tiny ones made here."""
+"""Tasks in the format of SWE-Bench 5: rows of the published data set or of a local file."""
 
 import hashlib
 import json
@@ -53,7 +53,7 @@ class Task:
 
 
 def load_tasks(file: Path | None = None) -> list[Task]:
-    """Tasks of a .jsonl, .json or .parquet file, or of SWE-Bench Verified on the hub; TaskError for bad data."""
+    """Tasks of a .jsonl, .json or .parquet file, or SWE-Bench Verified itself; TaskError for bad data."""
     rows = _read(file) if file else _download()
     tasks = [Task(_checked(row, place, file or HUB)) for place, row in enumerate(rows)]
     names = [task.instance_id for task in tasks]

@@ -1,7 +1,7 @@
 """What a task's grading comes to, read from the logs that the official harness leaves. Starts no container.
 
-The harness counts a task as resolved when its log says so, and a patch can write into that log. So a resolved task
-whose patch or log gives reason to doubt is `suspect`, apart from `resolved`.
+The harness counts a task as resolved when its log says so, and a patch can write into that log. So a
+resolved task whose patch or log gives reason to doubt is `suspect`, apart from `resolved`.
 """
 
 import json

@@ -1,6 +1,7 @@
 """The releases that SWE-Bench was tested with; imports neither OpenHands nor the harness.
 
-Resolvers that see no pins choose releases of two years ago without a word, so commands ask before they import.
+Resolvers that see no pins choose releases of two years ago without a word, so commands ask before they
+import.
 """
 
 import os

@@ -1,9 +1,9 @@
-"""Five tiny tasks in the format of SWE-Bench 5, built into git repositories that are the same on every machine.
+"""Five tiny tasks in the format of SWE-Bench 5, built into git repositories alike on every machine.
 
     python -m evaluation.swe.tiny_tasks FOLDER
 
-writes FOLDER/tasks.jsonl and, in FOLDER/images/<image>/testbed, a repository for each task. Difficulty goes from
-one line to three files.
+writes FOLDER/tasks.jsonl and, in FOLDER/images/<image>/testbed, a repository for each task. Difficulty goes
+from one line to three files.
 """
 
 import json
@@ -78,7 +78,7 @@ def _build(described: Mapping[str, Any], image: str, testbed: Path) -> dict[str,
 
 
 def _evaluation_script(base: str, tests: list[str], test_patch: str) -> str:
-    """The script in the form that SWE-Bench has: put the tests there, run them between marks, put them back."""
+    """The script in SWE-Bench's form: put the tests there, run them between marks, put them back."""
     names = " ".join(tests)
     return f"""\
 #!/bin/bash
