@@ -1,8 +1,8 @@
 """A worker of `evaluation.swe.training`: one task after another, asked for and answered in lines of JSON.
 
-Runs in the environment that holds OpenHands and the harness. The line on standard input has the task's row and
-the model's address; the answer has the ending, the outcome and the counts, or the `failure` that says nothing
-about the model. Each task has a folder of its own, which is deleted with it.
+Runs in the environment that holds OpenHands and the harness. The line on standard input has the task's row
+and the model's address; the answer has the ending, the outcome and the counts, or the `failure` that says
+nothing about the model. Each task has a folder of its own, which is deleted with it.
 """
 
 import json
