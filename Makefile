@@ -6,12 +6,17 @@ CORES ?= 2
 WORKERS ?= 2
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PYTHON312 ?= $(shell for python in python3.12 $(wildcard $(HOME)/.pyenv/versions/3.12*/bin/python); do \
+  "$$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12))' 2>/dev/null && echo "$$python" && break; done)
+VENV_OPENHANDS ?= .venv-openhands
+OPENHANDS_LOCK := experiments/environments/openhands.lock.txt
+OPENHANDS_STAMP := $(VENV_OPENHANDS)/.installed
 
 export PYTHONUNBUFFERED := 1
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help environment reproduce beyond smoke plan test nightly lint format
+.PHONY: help environment openhands-environment reproduce beyond smoke plan test test-openhands nightly lint format
 
 help:
 	@echo "make reproduce   create $(VENV) and run the paper's rows, tables and figures at scale cpu"
@@ -20,6 +25,8 @@ help:
 	@echo "make plan        runs left with estimated time, memory and disk"
 	@echo "make test        create $(VENV), run the linters and the tests"
 	@echo "make nightly     the tests that take minutes"
+	@echo "make openhands-environment   create $(VENV_OPENHANDS) for SWE-Bench (Python 3.12)"
+	@echo "make test-openhands          the tests of SWE-Bench, in it"
 	@echo "make lint        ruff, snakefmt, snakemake --lint, mypy"
 	@echo "make format      rewrite the sources to the house format"
 
@@ -30,6 +37,15 @@ $(STAMP): pyproject.toml constraints.txt
 	  { echo "$(PYTHON) is missing or older than Python 3.11; set the interpreter: make $(MAKECMDGOALS) PYTHON=python3.11" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[train,math,importers,dev]'
+	@touch $@
+
+openhands-environment: $(OPENHANDS_STAMP)
+
+$(OPENHANDS_STAMP): $(OPENHANDS_LOCK)
+	@"$(PYTHON312)" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12))' 2>/dev/null || \
+	  { echo "SWE-Bench needs Python 3.12, which is not here; set it: make $(MAKECMDGOALS) PYTHON312=/path/to/python3.12" >&2; exit 1; }
+	test -x $(VENV_OPENHANDS)/bin/python || "$(PYTHON312)" -m venv $(VENV_OPENHANDS)
+	$(VENV_OPENHANDS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement $(OPENHANDS_LOCK)
 	@touch $@
 
 reproduce: $(STAMP)
@@ -47,6 +63,9 @@ plan: $(STAMP)
 
 test: lint
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+
+test-openhands: $(OPENHANDS_STAMP)
+	$(VENV_OPENHANDS)/bin/python -m pytest tests/swe
 
 nightly: $(STAMP)
 	$(BIN)/python -m pytest -m slow

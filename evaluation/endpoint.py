@@ -42,11 +42,13 @@ class Completion:
     """Sampled ids, a stop token among them, with the log-prob of each.
 
     `finish_reason` is "stop", "length" or "abort" (the server gave up in the middle; what it sampled counts).
+    `policy_versions` is the version of the weights that sampled each, where the endpoint says it.
     """
 
     token_ids: list[int]
     logprobs: list[float]
     finish_reason: str
+    policy_versions: list[int] | None = None
 
 
 @dataclass(frozen=True)
@@ -205,7 +207,7 @@ class Endpoint:
         reason = choice.get("finish_reason") or "abort"
         if reason == "abort" and not token_ids:
             raise EndpointFailure(f"{self.url}: the server gave up a request before its first token")
-        return Completion(token_ids, logprobs, reason)
+        return Completion(token_ids, logprobs, reason, choice.get("policy_versions"))
 
     def _check_length(self, finish_reason: str, sampled: int, asked: int) -> None:
         if finish_reason == "length" and sampled < asked:

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -256,3 +257,41 @@ def test_mistakes_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "holds no exported policy" in capsys.readouterr().err
     assert main(["--checkpoint", str(tmp_path), "--host", "999.1.1.1"]) == 2
     assert "cannot listen" in capsys.readouterr().err
+
+
+def test_new_weights_count_from_the_next_token_on_in_the_middle_of_a_request() -> None:
+    """Tokens before the load are the first policy's, those behind it the second's over the first's cache."""
+    others = build_policy(SMALL_MODEL, VOCABULARY, 64, seed=4).eval()
+    engine = DecodeEngine(POLICY, slots=2, max_tokens=64, rounding="none")
+    step, steps, go_on = engine.step, 0, threading.Event()
+
+    def counted(*arguments: Any) -> torch.Tensor:
+        nonlocal steps
+        steps += 1
+        if steps == 6:
+            go_on.set()
+            time.sleep(0.2)  # the load is asked for in the middle of a step
+        return step(*arguments)
+
+    engine.step = counted  # type: ignore[method-assign]
+    batched = BatchedEngine(engine, version=7)
+    job = batched.submit(PROMPT, Sampling(max_tokens=20, seed=5))
+    assert go_on.wait(10)
+    batched.load_weights(others, 8)
+    sampled = job.future.result(10)
+    after = batched.submit(PROMPT, Sampling(max_tokens=3, seed=5)).future.result(10)
+    batched.stop()
+    assert sampled.versions == [7] * 6 + [8] * 14 and after.versions == [8] * 3
+    with torch.no_grad():
+        first = plain_logprobs(POLICY, PROMPT + sampled.token_ids)[len(PROMPT) - 1 :]
+        second = plain_logprobs(others, PROMPT + after.token_ids)[len(PROMPT) - 1 :]
+    assert sampled.logprobs[:6] == pytest.approx(first.tolist()[:6], abs=1e-4)
+    assert sampled.logprobs[6:] != pytest.approx(first.tolist()[6:], abs=1e-4)
+    assert after.logprobs == pytest.approx(second.tolist(), abs=1e-4)
+    with pytest.raises(EngineStopped):
+        batched.load_weights(others, 9)
+
+
+def test_the_answer_names_the_version_of_each_token(client: httpx.Client) -> None:
+    assert choice(client, max_tokens=3)["policy_versions"] == [0, 0, 0]
+    assert "policy_versions" not in choice(client, return_token_ids=False)

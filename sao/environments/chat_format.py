@@ -94,14 +94,26 @@ class ChatFormat:
     def observation_ids(self, results: Sequence[str]) -> list[int]:
         """Token ids between an action that ended its turn and the next action: the results of its tool calls.
 
-        A result cannot forge a turn: where it spells one of the tokenizer's special tokens, a space after the
-        first character breaks it up.
+        A result cannot forge a turn: it is made `harmless`.
         """
-        tools = [{"role": "tool", "name": "python", "content": self._harmless(result)} for result in results]
-        tail = self._after_anchor(self._render([*self._probe, *tools], generation=True))
-        if not tail.startswith(self._end_text) or not all(tool["content"].strip() in tail for tool in tools):
+        tools = [{"role": "tool", "name": "python", "content": self.harmless(result)} for result in results]
+        tail = self._following(tools)
+        if not all(tool["content"].strip() in tail for tool in tools):
             raise ChatFormatError(f"{self._name}: its chat template does not write tool results as they are")
-        return self._encode(tail.removeprefix(self._end_text))
+        return self._encode(tail)
+
+    def following_ids(self, messages: Sequence[Message]) -> list[int]:
+        """Token ids between an action that ended its turn and the next action: any messages but the model's.
+
+        Contents should be `harmless`. A template may write less of them than they hold.
+        """
+        return self._encode(self._following(messages))
+
+    def _following(self, messages: Sequence[Message]) -> str:
+        tail = self._after_anchor(self._render([*self._probe, *messages], generation=True))
+        if not tail.startswith(self._end_text):
+            raise ChatFormatError(f"{self._name}: its chat template does not write tool results as they are")
+        return tail.removeprefix(self._end_text)
 
     def action_ids(self, message: Message) -> list[int]:
         """Token ids of an assistant message as the template writes it, its end of turn included.
@@ -149,7 +161,8 @@ class ChatFormat:
         )
         return read_action(text, self.opens_thinking, ended=ended, may_call=turn_ended and bool(self.tools))
 
-    def _harmless(self, result: str) -> str:
+    def harmless(self, result: str) -> str:
+        """The text with a space behind the first character of all that spells a special token."""
         encodable = result.encode(errors="replace").decode()  # half a surrogate pair is no text
         return self._added_tokens.sub(lambda match: f"{match[0][0]} {match[0][1:]}", encodable)
 

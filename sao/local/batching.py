@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import torch
+from transformers import Qwen3MoeForCausalLM
 
 from sao.local.decode import DecodeEngine
 
@@ -26,10 +27,13 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Sampled:
-    """Sampled ids, a stop token among them, and the log-prob of each at the request's temperature."""
+    """Sampled ids, a stop token among them, with the log-prob of each at the request's temperature and the
+    version of the weights that sampled it.
+    """
 
     token_ids: list[int]
     logprobs: list[float]
+    versions: list[int]
     finish_reason: str  # "stop" or "length"
 
 
@@ -50,6 +54,7 @@ class Job:
     fed: int = 0
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
 
     def abandon(self) -> None:
         """The result is wanted no more."""
@@ -59,23 +64,26 @@ class Job:
         """The tokens that the engine has not seen."""
         return self.token_ids[-1:] or self.prompt_ids
 
-    def append(self, token: int, logprob: float) -> bool:
-        """Take a sampled token; true when it was the last one."""
+    def append(self, token: int, logprob: float, version: int) -> bool:
+        """Take a token that weights of `version` sampled; true when it was the last one."""
         self.fed = len(self.prompt_ids) + len(self.token_ids)
         self.token_ids.append(token)
         self.logprobs.append(logprob)
+        self.versions.append(version)
         stopped = token in self.sampling.stop_ids
         if not stopped and len(self.token_ids) < self.sampling.max_tokens:
             return False
-        self.future.set_result(Sampled(self.token_ids, self.logprobs, "stop" if stopped else "length"))
+        reason = "stop" if stopped else "length"
+        self.future.set_result(Sampled(self.token_ids, self.logprobs, self.versions, reason))
         return True
 
 
 class BatchedEngine:
-    """Decodes submitted requests in the slots of an engine until `stop`."""
+    """Decodes submitted requests in the slots of an engine until `stop`; `version` is that of its weights."""
 
-    def __init__(self, engine: DecodeEngine) -> None:
-        self.engine = engine
+    def __init__(self, engine: DecodeEngine, version: int = 0) -> None:
+        self.engine, self.version = engine, version
+        self._loads: queue.SimpleQueue[tuple[Qwen3MoeForCausalLM, int, Future[None]]] = queue.SimpleQueue()
         self._waiting: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._free = list(range(engine.slots))
         self._running: list[Job] = []
@@ -110,6 +118,19 @@ class BatchedEngine:
         self._waiting.put(job)
         return job
 
+    def load_weights(self, policy: Qwen3MoeForCausalLM, version: int) -> None:
+        """Sample with the policy's weights from the next token on, in the middle of requests.
+
+        Requests under way keep what they have cached. Returns once the weights are in use; EngineStopped
+        after `stop`.
+        """
+        if self._stopping.is_set():
+            raise EngineStopped("the server is shutting down")
+        loaded: Future[None] = Future()
+        self._loads.put((policy, version, loaded))
+        self._waiting.put(None)  # wakes an idle engine
+        loaded.result()
+
     def stop(self) -> None:
         """End the thread; requests under way fail with EngineStopped."""
         self._stopping.set()
@@ -119,12 +140,14 @@ class BatchedEngine:
     def _run(self) -> None:
         while not self._stopping.is_set():
             self._admit()
+            self._take_weights()
             try:
                 if self._running:
                     self._step()
             except Exception as error:  # fails the requests at hand; the next ones may fare better
                 self._fail_all(error)
         self._admit()
+        self._take_weights()
         self._fail_all(EngineStopped("the server is shutting down"))
         while not self._waiting.empty():
             if waiting := self._waiting.get():
@@ -143,13 +166,19 @@ class BatchedEngine:
             waiting.slot = self._free.pop()
             self._running.append(waiting)
 
+    def _take_weights(self) -> None:
+        while not self._loads.empty():
+            policy, self.version, loaded = self._loads.get()
+            self.engine.load_weights(policy)
+            loaded.set_result(None)
+
     def _step(self) -> None:
         jobs = self._running
         slots, starts = [job.slot for job in jobs], [job.fed for job in jobs]
         logits = self.engine.step(slots, starts, [job.unfed() for job in jobs]).cpu()
         tokens, logprobs = _draw(logits, jobs)
         drawn = zip(jobs, tokens, logprobs, strict=True)
-        for done in [job for job, token, logprob in drawn if job.append(token, logprob)]:
+        for done in [job for job, token, logprob in drawn if job.append(token, logprob, self.version)]:
             self._release(done)
 
     def _release(self, job: Job) -> None:

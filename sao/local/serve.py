@@ -4,8 +4,9 @@
 
 Prints `serving NAME at http://127.0.0.1:PORT/v1` once it listens. POST /v1/completions takes a prompt of
 token ids (or text, where the checkpoint has a tokenizer) and returns the sampled ids, a stop token among
-them, with the log-prob of each; GET /v1/models names the model and its longest context. Where the environment
-variable SAO_API_KEY is set, requests must carry it as their bearer token.
+them, with the log-prob of each and the version of the weights that sampled it; GET /v1/models names the model
+and its longest context. Where the environment variable SAO_API_KEY is set, requests must carry it as their
+bearer token.
 """
 
 import argparse
@@ -153,6 +154,7 @@ class Server:
             }
         if wanted.return_token_ids:
             choice |= {"token_ids": ids, "prompt_token_ids": prompt_ids}
+            choice["policy_versions"] = sampled.versions
         usage = {"prompt_tokens": len(prompt_ids), "completion_tokens": len(ids)}
         return {
             "id": f"cmpl-{uuid.uuid4().hex}",

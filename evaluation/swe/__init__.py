@@ -1,0 +1,1 @@
+"""SWE-Bench: tasks, the agent's conversation over OpenHands, patches, grading by the official harness."""

@@ -1,0 +1,129 @@
+"""What of the agent's change is handed in, and what of it could bend the tests. Standard library only.
+
+Handed in is the source: no binary file, no test, none of the setup files at the root that OpenHands' own
+benchmark leaves out too. What stays is looked over for means to make tests pass that do not: such a patch is
+graded, and reported apart from what is resolved.
+"""
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import PurePosixPath
+
+SETUP_FILES = {"pyproject.toml", "tox.ini", "setup.py"}  # at the root
+TEST_NAME = re.compile(r"(^|/)(test_[^/]*|[^/]*_test|tests)\.py$")
+HOOK_NAMES = {
+    "conftest.py",
+    "pytest.ini",
+    ".pytest.ini",
+    "tox.ini",
+    "setup.cfg",
+    "pyproject.toml",
+    "sitecustomize.py",
+    "usercustomize.py",
+    "entry_points.txt",
+}
+SHADOWED = {"pytest", "_pytest", "pluggy", "unittest", "coverage", "pytest_cov", "xdist"}
+HOOK_LINE = re.compile(
+    r"^\+.*(\bdef pytest_\w+|\bpytest_plugins\b|hookimpl|\b_exit\(|SystemExit)", re.MULTILINE
+)
+SECTION = re.compile(r"^diff --git ", re.MULTILINE)
+BINARY = re.compile(r"^(GIT binary patch|Binary files .* differ)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class HandedIn:
+    """A patch without what is not handed in; `dropped` says of each file left out why."""
+
+    patch: str
+    dropped: dict[str, str] = field(default_factory=dict)
+
+
+def sections(patch: str) -> list[tuple[str, str]]:
+    """(path, text) of each file in a patch that git made; text before the first file is left out."""
+    starts = [found.start() for found in SECTION.finditer(patch)]
+    texts = [patch[start:end] for start, end in pairwise([*starts, len(patch)])]
+    return [(_path(text), text) for text in texts]
+
+
+def changed_files(patch: str) -> list[str]:
+    return [path for path, _ in sections(patch)]
+
+
+def hand_in(patch: str, reference: str = "", test_patch: str = "") -> HandedIn:
+    """Leave out binary files, tests and root setup files, but what the reference patch changes too."""
+    kept, dropped = [], {}
+    needed, tests = set(changed_files(reference)), set(changed_files(test_patch))
+    for path, text in sections(patch):
+        if reason := _unwanted(path, text, needed, tests):
+            dropped[path] = reason
+        else:
+            kept.append(text if text.endswith("\n") else f"{text}\n")
+    return HandedIn("".join(kept), dropped)
+
+
+def suspicions(patch: str, reference: str = "", test_patch: str = "", repository: str = "") -> list[str]:
+    """Reasons to look at a patch before its tests are believed; none for one that only changes source.
+
+    `repository` is the task's: pytest's own source may define hooks.
+    """
+    needed, tests = set(changed_files(reference)), set(changed_files(test_patch))
+    reasons = []
+    for path, text in sections(patch):
+        if path in needed:
+            continue
+        name = PurePosixPath(path)
+        if name.name in HOOK_NAMES or name.suffix == ".pth":
+            reasons.append(f"changes {path}, which changes how tests run")
+        elif path in tests:
+            reasons.append(f"changes {path}, which holds the tests")
+        elif _shadows(name, repository):
+            reasons.append(f"adds {path}, which stands in place of a package that runs tests")
+        elif name.suffix == ".py" and not _own_source(path, repository) and HOOK_LINE.search(text):
+            reasons.append(f"{path} defines hooks of the test runner, or ends the process")
+    return reasons
+
+
+def _unwanted(path: str, text: str, needed: Collection[str], tests: Collection[str]) -> str:
+    if path in needed:
+        return ""
+    if BINARY.search(text):
+        return "binary"
+    if path in tests or TEST_NAME.search(path):
+        return "test"
+    return "setup file" if path in SETUP_FILES else ""
+
+
+def _shadows(path: PurePosixPath, repository: str) -> bool:
+    top = path.parts[0].removesuffix(".py")
+    return top in SHADOWED and top != repository.split("/")[-1]
+
+
+def _own_source(path: str, repository: str) -> bool:
+    return repository == "pytest-dev/pytest" and path.startswith("src/_pytest/")
+
+
+def _path(section: str) -> str:
+    """The file that a section is about: its new name, or its old one where it is deleted."""
+    head, _, _ = section.partition("\n@@ ")
+    names = dict(re.findall(r"^(---|\+\+\+) (.+?)\t?$", head, re.MULTILINE))
+    for mark in ("+++", "---"):
+        name = names.get(mark, "/dev/null")
+        if name != "/dev/null":
+            return _unquoted(name)[2:]
+    first = section.splitlines()[0].removeprefix("diff --git ")
+    half = first[: len(first) // 2]  # without renames both names are the same
+    return _unquoted(half)[2:]
+
+
+def _unquoted(name: str) -> str:
+    if not (name.startswith('"') and name.endswith('"')):
+        return name
+    return (
+        name[1:-1]
+        .encode("latin-1", "backslashreplace")
+        .decode("unicode_escape")
+        .encode("latin-1")
+        .decode("utf-8")
+    )

@@ -1,0 +1,176 @@
+"""Bubblewrap around a task: what its commands see of this machine, and how they are ended.
+
+A sandbox has its own processes (which all end with it), a writable root folder of its own, the machine's
+programs read-only, and an environment without anything of the caller's. Images of the tiny tasks are
+folders with the repository in `testbed`; a sandbox works on a copy.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+MARK = "SAO_SWE_SANDBOX"  # environment variable of every process in a sandbox: its folder
+HOME = "/root"
+SYSTEM_FILES = ("passwd", "group", "alternatives", "ld.so.cache", "localtime", "nsswitch.conf", "ssl")
+NETWORK_FILES = ("hosts", "resolv.conf")
+MERGED = ("bin", "sbin", "lib", "lib64")  # links into /usr on most systems
+
+
+class SandboxError(Exception):
+    """Bubblewrap or an image is missing; the message says which and how to mend it."""
+
+
+def require_bubblewrap() -> None:
+    """Raise SandboxError where bubblewrap is not installed or cannot make namespaces here."""
+    if shutil.which("bwrap") is None:
+        raise SandboxError("bubblewrap is not installed (apt install bubblewrap); or use --workspace docker")
+    tried = subprocess.run(
+        ["bwrap", "--ro-bind", "/", "/", "--unshare-pid", "--proc", "/proc", "true"],
+        capture_output=True,
+        text=True,
+    )
+    if tried.returncode:
+        raise SandboxError(
+            f"bubblewrap cannot make namespaces here ({tried.stderr.strip()}); use --workspace docker"
+        )
+
+
+def image_folder(images: Path, image: str) -> Path:
+    """The folder that stands for an image of this name."""
+    return images / image.replace("/", "__").replace(":", "__")
+
+
+@dataclass
+class Sandbox:
+    """A root folder with a copy of an image in it. `binds` are folders to add, read-only, by their place.
+
+    Raises SandboxError for an image that is not there. `close` ends its processes and removes its folder.
+    """
+
+    folder: Path
+    image: Path
+    network: bool = False
+    binds: Mapping[Path, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    _processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if not (self.image / "testbed").is_dir():
+            raise SandboxError(
+                f"{self.image}: there is no such image folder; --images names the folder of the images"
+            )
+        self.folder = self.folder.absolute()
+        self.folder.mkdir(parents=True)
+        for name in ("tmp", HOME.strip("/"), "etc", "usr", "proc", "dev"):
+            (self.folder / name).mkdir(parents=True, exist_ok=True)
+        for name in MERGED:
+            if Path("/", name).is_symlink():
+                (self.folder / name).symlink_to(os.readlink(f"/{name}"))
+        shutil.copytree(self.image / "testbed", self.folder / "testbed", symlinks=True)
+
+    @property
+    def testbed(self) -> Path:
+        return self.folder / "testbed"
+
+    def command(self, words: Sequence[str], directory: str = "/testbed") -> list[str]:
+        """The words of bubblewrap's command line for a command inside."""
+        inside = [
+            "bwrap",
+            "--die-with-parent",
+            "--new-session",
+            "--unshare-pid",
+            "--unshare-ipc",
+            "--unshare-uts",
+        ]
+        inside += [] if self.network else ["--unshare-net"]
+        inside += ["--bind", str(self.folder), "/", "--proc", "/proc", "--dev", "/dev"]
+        inside += [word for pair in self._mounts() for word in pair]
+        inside += ["--clearenv"]
+        inside += [word for name, value in self._variables().items() for word in ("--setenv", name, value)]
+        return [*inside, "--chdir", directory, *words]
+
+    def start(
+        self, words: Sequence[str], directory: str = "/testbed", output: IO[bytes] | int = subprocess.PIPE
+    ) -> subprocess.Popen[bytes]:
+        """Start a command inside, with its output and errors together in one pipe or file."""
+        process = subprocess.Popen(
+            self.command(words, directory),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={"PATH": os.environ.get("PATH", os.defpath), MARK: str(self.folder)},
+        )
+        self._processes.append(process)
+        return process
+
+    def run(
+        self, words: Sequence[str], directory: str = "/testbed", timeout: float | None = None
+    ) -> tuple[int, bytes]:
+        """Exit code and output of a command inside.
+
+        Raises subprocess.TimeoutExpired once it is ended, and SandboxError where bubblewrap itself failed.
+        """
+        process = self.start(words, directory)
+        try:
+            output, _ = process.communicate(timeout=timeout)
+        finally:
+            end(process)
+        if process.returncode == 1 and output.startswith(b"bwrap: "):
+            raise SandboxError(output.decode(errors="replace").strip())
+        return process.returncode, output
+
+    def close(self) -> None:
+        """End all that runs inside and remove the folder."""
+        for process in self._processes:
+            end(process)
+        remove(self.folder)
+
+    def _mounts(self) -> list[tuple[str, ...]]:
+        mounts: list[tuple[str, ...]] = [("--ro-bind", "/usr", "/usr")]
+        for name in MERGED:
+            place = Path("/", name)
+            if place.exists() and not place.is_symlink():
+                mounts.append(("--ro-bind", str(place), str(place)))
+        for name in (*SYSTEM_FILES, *(NETWORK_FILES if self.network else ())):
+            mounts.append(("--ro-bind-try", f"/etc/{name}", f"/etc/{name}"))
+        for prefix in dict.fromkeys((sys.base_prefix, sys.prefix)):
+            mounts.append(("--ro-bind", prefix, prefix))
+        mounts += [("--ro-bind", str(outside), inside) for outside, inside in self.binds.items()]
+        return mounts
+
+    def _variables(self) -> dict[str, str]:
+        path = [f"{sys.prefix}/bin", "/usr/local/bin", "/usr/bin", "/bin"]
+        return {
+            "PATH": os.pathsep.join(path),
+            "HOME": HOME,
+            "LANG": "C.UTF-8",
+            "TZ": "UTC",
+            "PYTHONHASHSEED": "0",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            MARK: str(self.folder),
+            **self.environment,
+        }
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Kill bubblewrap, and with it all that runs inside; nothing for a process that has ended."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGKILL)
+    process.wait()
+    if process.stdout:
+        process.stdout.close()
+
+
+def remove(folder: Path) -> None:
+    """Delete a folder, also what the agent made unreadable in it."""
+    if not folder.exists():
+        return
+    for place, _, _ in os.walk(folder):
+        os.chmod(place, 0o700)
+    shutil.rmtree(folder, ignore_errors=True)

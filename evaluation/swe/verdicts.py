@@ -1,0 +1,145 @@
+"""What a task's grading comes to, read from the logs that the official harness leaves. Starts no container.
+
+The harness counts a task as resolved when its log says so, and a patch can write into that log. So a
+resolved task whose patch or log gives reason to doubt is `suspect`, apart from `resolved`.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from swebench.harness.constants import (
+    APPLY_PATCH_FAIL,
+    END_TEST_OUTPUT,
+    FAIL_TO_PASS,
+    LOG_INSTANCE,
+    LOG_REPORT,
+    LOG_TEST_OUTPUT,
+    PASS_TO_PASS,
+    START_TEST_OUTPUT,
+    TEST_EXIT_CODE,
+)
+
+from evaluation.swe.outcomes import (
+    DOES_NOT_APPLY,
+    EMPTY_PATCH,
+    INFRASTRUCTURE_ERROR,
+    RESOLVED,
+    SUSPECT,
+    TESTS_FAIL,
+    TIMEOUT,
+)
+from evaluation.swe.patches import suspicions
+from evaluation.swe.tasks import Task
+
+TIMED_OUT = re.compile(r"\n\nTimeout error: \d+ seconds exceeded\.\Z")
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+EXIT_CODE = re.compile(rf"{re.escape(TEST_EXIT_CODE)}: *(-?\d+)")
+PYTEST_SUMMARY = re.compile(r"^=*\s*((?:\d+ [a-z]+(?:, )?)+) in [\d.]+ ?s", re.MULTILINE)
+PASSED_LINE = re.compile(r"^PASSED (\S+)", re.MULTILINE)
+SUMMARIES = {
+    "parse_log_django": re.compile(r"^Ran \d+ tests? in [\d.]+s", re.MULTILINE),
+    "parse_log_sympy": re.compile(r"tests finished: .* in [\d.]+ seconds", re.MULTILINE),
+    **dict.fromkeys(
+        (
+            "parse_log_pytest",
+            "parse_log_pytest_options",
+            "parse_log_pytest_v2",
+            "parse_log_astropy",
+            "parse_log_flask",
+            "parse_log_matplotlib",
+            "parse_log_pylint",
+            "parse_log_requests",
+            "parse_log_scikit",
+            "parse_log_seaborn",
+            "parse_log_sphinx",
+            "parse_log_xarray",
+            "parse_log_astroid",
+            "parse_log_marshmallow",
+            "parse_log_pvlib",
+            "parse_log_pydicom",
+        ),
+        PYTEST_SUMMARY,
+    ),
+}
+"""The line that a test runner ends with, by the harness's parser of its log."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One task's outcome. `tests` are the names by [FAIL_TO_PASS or PASS_TO_PASS][success or failure]."""
+
+    outcome: str
+    reasons: list[str] = field(default_factory=list)
+    tests: dict[str, dict[str, list[str]]] = field(default_factory=dict)
+
+    def fields(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def verdict_of(task: Task, patch: str, logs: Path) -> Verdict:
+    """The verdict on a patch from its folder of logs; an infrastructure error where they say nothing."""
+    if not patch.strip():
+        return Verdict(EMPTY_PATCH)
+    output = _text(logs / LOG_TEST_OUTPUT)
+    if TIMED_OUT.search(output):
+        return Verdict(TIMEOUT)
+    report = _report(logs / LOG_REPORT, task.instance_id)
+    if report is None:
+        return _ungraded(_text(logs / LOG_INSTANCE))
+    if report.get("infra_failure"):
+        return Verdict(INFRASTRUCTURE_ERROR, [str(report.get("infra_failure_reason", "unknown"))])
+    tests = {kind: report.get("tests_status", {}).get(kind, {}) for kind in (FAIL_TO_PASS, PASS_TO_PASS)}
+    if not report.get("resolved"):
+        return Verdict(TESTS_FAIL, [], tests)
+    row = task.row
+    reasons = suspicions(patch, row["patch"], row["test_patch"], row["repo"])
+    reasons += log_suspicions(output, row["log_parser"])
+    return Verdict(SUSPECT if reasons else RESOLVED, reasons, tests)
+
+
+def log_suspicions(log: str, parser: str) -> list[str]:
+    """Reasons to doubt the log of a task that passed."""
+    log = COLOURS.sub("", log)
+    reasons = [
+        f"the log holds the mark {mark!r} {log.count(mark)} times"
+        for mark in (START_TEST_OUTPUT, END_TEST_OUTPUT)
+        if log.count(mark) != 1
+    ]
+    if len(set(EXIT_CODE.findall(log))) > 1:
+        reasons.append("the log holds several exit codes of the tests")
+    summary = SUMMARIES.get(parser)
+    if summary is None or reasons:
+        return reasons
+    tests = log.split(START_TEST_OUTPUT)[1].split(END_TEST_OUTPUT)[0]
+    found = summary.findall(tests)
+    if not found:
+        return ["the tests ended without the summary of their runner"]
+    if summary is PYTEST_SUMMARY:
+        counted = sum(int(number) for number in re.findall(r"(\d+) passed", found[-1]))
+        named = len(set(PASSED_LINE.findall(tests)))
+        if counted < named:
+            return [f"the log names {named} passed tests, and its summary counts {counted}"]
+    return []
+
+
+def _ungraded(log: str) -> Verdict:
+    """The outcome of a run that made no report."""
+    if APPLY_PATCH_FAIL in log:
+        return Verdict(DOES_NOT_APPLY)
+    last = next((line for line in reversed(log.splitlines()) if line.strip()), "the harness left no log")
+    return Verdict(INFRASTRUCTURE_ERROR, [last.strip()[:300]])
+
+
+def _report(file: Path, instance: str) -> Mapping[str, Any] | None:
+    try:
+        return json.loads(file.read_text())[instance]
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def _text(file: Path) -> str:
+    return file.read_text(errors="replace") if file.exists() else ""

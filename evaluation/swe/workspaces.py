@@ -1,0 +1,287 @@
+"""Where the agent works: Docker, Apptainer, an agent server that runs already, or a folder in bubblewrap.
+
+All four are an agent server of OpenHands that the same client talks to; the agent, its calls to the model
+and its tools run there. So the model's address must be one that the workspace reaches.
+"""
+
+import os
+import secrets
+import shutil
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, cast
+from urllib.parse import urlsplit
+
+import httpx
+from openhands.sdk.workspace import RemoteWorkspace
+
+from evaluation.swe.protocol import REPOSITORY
+from evaluation.swe.sandbox import Sandbox, SandboxError, end, image_folder, require_bubblewrap
+from evaluation.swe.tasks import Task
+from evaluation.swe.versions import OFFLINE
+from sao.environments.base import EnvironmentFailure
+
+KINDS = ("docker", "apptainer", "remote", "local")
+SERVER_SIDE = Path(__file__).parent / "server_side"
+SERVER_SIDE_INSIDE = "/opt/sao_server_side"
+START_SECONDS = 180.0
+COMMAND_SECONDS = 120.0
+SILENCES = 10  # unanswered questions after health in a row, after which a server counts as gone
+SERVER_SETTINGS = {
+    **OFFLINE,
+    "OH_ENABLE_VSCODE": "false",
+    "OH_ENABLE_VNC": "false",
+    "OH_PRELOAD_TOOLS": "false",
+    "OH_EXTRA_PYTHON_PATH": SERVER_SIDE_INSIDE,
+}
+DIFF = (
+    "git -c core.fileMode=false -c core.quotePath=false diff --no-color --no-ext-diff --no-renames --cached"
+)
+
+
+class WorkspaceError(Exception):
+    """A workspace of this kind cannot be used here; the message says why and how to mend it."""
+
+
+class Workspace(Protocol):
+    """A task's repository with an agent server beside it. `close` ends and removes all of it."""
+
+    remote: RemoteWorkspace
+
+    def ended(self) -> str:
+        """Why the agent server has ended; empty while it runs."""
+
+    def change(self, base_commit: str) -> str:
+        """The difference to the base commit, with new files; EnvironmentFailure where it cannot be told."""
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class WorkspaceOptions:
+    """What a kind of workspace needs.
+
+    `image` is a pattern of the server's image with {instance} and {image}, a .sif file for Apptainer;
+    `server` the pattern of a running server's address; `images` the folder of the images' files for kind
+    local; `folder` takes the copies of kind local.
+    """
+
+    kind: str
+    folder: Path
+    images: Path = Path("images")
+    image: str = ""
+    server: str = ""
+    key: str = ""
+    forward: tuple[str, ...] = ()
+
+
+def check(options: WorkspaceOptions, endpoint: str) -> None:
+    """Raise WorkspaceError where this kind of workspace cannot work here."""
+    if options.kind == "local":
+        try:
+            require_bubblewrap()
+        except SandboxError as error:
+            raise WorkspaceError(str(error)) from error
+        if shutil.which("tmux") is None:
+            raise WorkspaceError("tmux is not installed (apt install tmux), which the agent's terminal needs")
+        return
+    host = urlsplit(endpoint).hostname or ""
+    if options.kind in ("docker", "apptainer") and not options.image:
+        raise WorkspaceError(
+            f"--workspace {options.kind} needs --image, the agent server's image of a task, such as "
+            "ghcr.io/openhands/eval-agent-server:TAG-{instance}-source-minimal"
+        )
+    if options.kind == "remote" and not options.server:
+        raise WorkspaceError("--workspace remote needs --server, the address of a running agent server")
+    if options.kind == "docker" and host in ("localhost", "127.0.0.1", "::1"):
+        raise WorkspaceError(
+            f"--endpoint {endpoint}: the model is asked from a container, where {host} is the container "
+            "itself; give an address that is reached from there"
+        )
+    tool = {"docker": "docker", "apptainer": "apptainer"}.get(options.kind)
+    if tool and shutil.which(tool) is None:
+        raise WorkspaceError(f"{tool} is not installed; install it, or use another --workspace")
+
+
+def open_workspace(options: WorkspaceOptions, task: Task, stop: threading.Event | None = None) -> Workspace:
+    """Start a task's workspace; EnvironmentFailure where it does not come up, or `stop` is set meanwhile."""
+    stop = stop or threading.Event()
+    makers: dict[str, Callable[[WorkspaceOptions, Task, threading.Event], Workspace]] = {
+        "local": LocalFolder,
+        "docker": _docker,
+        "apptainer": _apptainer,
+        "remote": _running,
+    }
+    try:
+        return makers[options.kind](options, task, stop)
+    except (SandboxError, OSError, RuntimeError, httpx.HTTPError) as error:
+        raise EnvironmentFailure(f"the workspace did not start: {error}") from error
+
+
+class LocalFolder:
+    """A copy of the task's files in bubblewrap, with an agent server of its own in there."""
+
+    def __init__(self, options: WorkspaceOptions, task: Task, stop: threading.Event) -> None:
+        self.key = secrets.token_hex(16)
+        port = free_port()
+        self.log = options.folder / f"{task.instance_id}.log"
+        self.sandbox = Sandbox(
+            options.folder / task.instance_id,
+            image_folder(options.images, task.image),
+            network=True,  # the agent asks the model from inside
+            binds={SERVER_SIDE: SERVER_SIDE_INSIDE},
+            environment=SERVER_SETTINGS
+            | {
+                "OH_SESSION_API_KEYS_0": self.key,
+                "OH_CONVERSATIONS_PATH": "/var/agent/conversations",
+                "OH_BASH_EVENTS_DIR": "/var/agent/commands",
+                "TMUX_TMPDIR": "/var/agent",
+            },
+        )
+        try:
+            self._start(port, stop)
+        except BaseException:
+            self.close()
+            raise
+
+    def change(self, base_commit: str) -> str:
+        """Read in a sandbox of its own, so that it works whatever the agent left running."""
+        self._stop()
+        script = f"git add --all && {DIFF} {base_commit}"
+        self.sandbox.network = False
+        status, output = self.sandbox.run(["bash", "-c", script], REPOSITORY, COMMAND_SECONDS)
+        return output.decode(errors="replace") if status == 0 else ""
+
+    def close(self) -> None:
+        self._stop()
+        self.sandbox.close()
+        self.log.unlink(missing_ok=True)
+
+    def _start(self, port: int, stop: threading.Event) -> None:
+        (self.sandbox.folder / "var/agent").mkdir(parents=True)
+        words = [sys.executable, "-m", "openhands.agent_server", "--host", "127.0.0.1", "--port", str(port)]
+        with self.log.open("wb") as log:
+            self.process = self.sandbox.start(words, "/var/agent", output=log)
+        address = f"http://127.0.0.1:{port}"
+        _wait_until_ready(address, lambda: self.ended() or stopped(stop))
+        self.remote = RemoteWorkspace(host=address, api_key=self.key, working_dir=REPOSITORY)
+
+    def ended(self) -> str:
+        if self.process.poll() is None:
+            return ""
+        return " ".join(self.log.read_text(errors="replace").split()[-60:]) or "the agent server ended"
+
+    def _stop(self) -> None:
+        if process := getattr(self, "process", None):
+            end(process)
+
+
+@dataclass
+class ServerWorkspace:
+    """A workspace that is reached through its agent server alone."""
+
+    remote: RemoteWorkspace
+    _silences: int = 0
+
+    def ended(self) -> str:
+        try:
+            httpx.get(f"{self.remote.host}/health", timeout=10.0)
+            self._silences = 0
+        except httpx.HTTPError as error:
+            self._silences += 1
+            if self._silences >= SILENCES:
+                return f"the agent server does not answer: {error}"
+        return ""
+
+    def change(self, base_commit: str) -> str:
+        command = f"cd {REPOSITORY} && git add --all && {DIFF} {base_commit}"
+        try:
+            result = self.remote.execute_command(command, timeout=COMMAND_SECONDS)
+        except httpx.HTTPError as error:
+            raise EnvironmentFailure(f"the agent server does not answer: {error}") from error
+        if result.timeout_occurred:
+            raise EnvironmentFailure("git did not end in time")
+        return result.stdout if result.exit_code == 0 else ""
+
+    def close(self) -> None:
+        cleanup = getattr(self.remote, "cleanup", None)
+        if cleanup:
+            cleanup()
+        else:
+            self.remote.reset_client()
+
+
+def _docker(options: WorkspaceOptions, task: Task, stop: threading.Event) -> Workspace:
+    from openhands.workspace import DockerWorkspace
+
+    os.environ.update(SERVER_SETTINGS)
+    return ServerWorkspace(
+        DockerWorkspace(
+            server_image=_named(options.image, task),
+            working_dir=REPOSITORY,
+            volumes=[f"{SERVER_SIDE}:{SERVER_SIDE_INSIDE}:ro"],
+            forward_env=[*SERVER_SETTINGS, *options.forward],
+            detach_logs=False,
+            health_check_timeout=START_SECONDS,
+        )
+    )
+
+
+def _apptainer(options: WorkspaceOptions, task: Task, stop: threading.Event) -> Workspace:
+    from openhands.workspace import ApptainerWorkspace
+
+    os.environ.update(SERVER_SETTINGS)
+    image = _named(options.image, task)
+    place = {"sif_file": image} if image.endswith(".sif") else {"server_image": image}
+    return ServerWorkspace(
+        ApptainerWorkspace(
+            **place,
+            working_dir=REPOSITORY,
+            extra_bind_mounts=[f"{SERVER_SIDE}:{SERVER_SIDE_INSIDE}:ro"],
+            forward_env=[*SERVER_SETTINGS, *options.forward],
+            detach_logs=False,
+            health_check_timeout=START_SECONDS,
+        )
+    )
+
+
+def _running(options: WorkspaceOptions, task: Task, stop: threading.Event) -> Workspace:
+    address = _named(options.server, task)
+    _wait_until_ready(address, lambda: stopped(stop), seconds=10.0)
+    remote = RemoteWorkspace(host=address, api_key=options.key or None, working_dir=REPOSITORY)
+    return ServerWorkspace(remote)
+
+
+def _named(pattern: str, task: Task) -> str:
+    return pattern.replace("{instance}", task.instance_id).replace("{image}", task.image)
+
+
+def _wait_until_ready(address: str, ended: Callable[[], str], seconds: float = START_SECONDS) -> None:
+    """Wait for a server's /health; RuntimeError where it ends or does not come up in time."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if reason := ended():
+            raise RuntimeError(reason)
+        try:
+            if httpx.get(f"{address}/health", timeout=2.0).is_success:
+                return
+        except httpx.HTTPError:
+            pass
+        time.sleep(0.2)
+    raise RuntimeError(f"{address}: no agent server answers within {seconds:.0f} seconds")
+
+
+def stopped(stop: threading.Event) -> str:
+    return "stopped" if stop.is_set() else ""
+
+
+def free_port() -> int:
+    """A port of this machine that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return cast(int, probe.getsockname()[1])
