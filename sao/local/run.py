@@ -103,7 +103,7 @@ class LocalRun:
         taken = self.schedule.next_batch()
         if step + 1 in self.run.evaluation.steps:
             shown = taken.trajectories[:LOGGED_TRAJECTORIES]
-            self.directory.log_training_trajectories(self._lines(shown, step))
+            self.directory.log_training_trajectories(self._trajectory_lines(shown, step))
         record = self.trainer.update(taken.trajectories, step)
         self.schedule.begin_update(trains_policy=step >= 0)
         self.totals["sampler_tokens"] += taken.counters.sampled_tokens
@@ -142,12 +142,12 @@ class LocalRun:
         rollouts = evaluate(self.run, self.environment, policy, step, progress, self.run.seed)
         shown = [rollout.to_trajectory() for rollout in rollouts if rollout.status != "environment_error"]
         shown = shown[:LOGGED_TRAJECTORIES]
-        self.directory.log_trajectories(self._lines(shown, step))
+        self.directory.log_trajectories(self._trajectory_lines(shown, step))
         export_policy(policy, self.directory.weights_path(step), self.environment.tokenizer)
         # Last, because a run with all its evaluations counts as complete.
         self.directory.log_evaluations(evaluation_lines(rollouts, self.run.task.name, step))
 
-    def _lines(self, trajectories: Sequence[Trajectory], step: int) -> list[dict[str, Any]]:
+    def _trajectory_lines(self, trajectories: Sequence[Trajectory], step: int) -> list[dict[str, Any]]:
         """Lines of trajectories with what the trainer's present weights make of each token."""
         per_token = self.trainer.inspect(trajectories)
         return trajectory_lines(trajectories, per_token, self.environment.vocabulary, step)
