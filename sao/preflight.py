@@ -77,9 +77,7 @@ def gpu_findings(scale: ScaleSettings, gpus: list[GPU]) -> Iterator[Finding]:
     """GPUs of this node against what the scale's jobs take of one, then driver, CUDA and NCCL."""
     wanted = scale.job.gpus_per_node if scale.job else 1
     if not gpus:
-        mend = (
-            "plan on a GPU node, or start the workflow with --profile profiles/slurm or profiles/kubernetes"
-        )
+        mend = "plan on a GPU node, or start the workflow with --profile profiles/slurm (profiles/README.md)"
         yield Finding("GPUs", f"none on this machine, {wanted} a node are asked for", mend)
         return
     names = ", ".join(sorted({gpu.name for gpu in gpus}))
