@@ -69,10 +69,13 @@ def smoothed_reward(run: Run) -> pd.Series:
 
 
 def level_before(run: Run, switch: int) -> float:
-    """Best smoothed reward before the switch that begins phase `switch` (1 or 2)."""
+    """Best smoothed reward before the switch that begins phase `switch` (1 or 2).
+
+    Means of fewer than `WINDOW` updates count only where there are no others.
+    """
     first = phases(run)[switch].index[0]
-    full = smoothed_reward(run).loc[: first - 1].iloc[WINDOW - 1 :]
-    return float(full.max())
+    before = smoothed_reward(run).loc[: first - 1]
+    return float(before.iloc[min(WINDOW, len(before)) - 1 :].max())
 
 
 def recovery(run: Run, switch: int, level: float) -> Recovery:
@@ -97,8 +100,10 @@ def build_recovery(logs: Logs, rows: Sequence[str]) -> pd.DataFrame:
     if not runs:
         return pd.DataFrame(columns=list(COLUMNS))
     lines: list[dict[str, Any]] = []
-    for switch in range(1, len(phases(next(iter(runs.values()))[0]))):
-        lines += _switch_lines(runs, switch)
+    lengths = [len(phase) for phase in phases(next(iter(runs.values()))[0])]
+    for switch in range(1, len(lengths)):
+        if all(lengths[: switch + 1]):  # a few updates may leave a phase without any
+            lines += _switch_lines(runs, switch)
     return pd.DataFrame(lines, columns=list(COLUMNS))
 
 

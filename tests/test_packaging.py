@@ -35,6 +35,14 @@ def test_every_direct_dependency_is_pinned_within_its_range() -> None:
         assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)]), text
 
 
+def test_analysis_needs_no_more_than_the_package() -> None:
+    """`pip install .[analysis]` is a command that works, and installs the base dependencies alone."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["optional-dependencies"]["analysis"] == []
+    base = {canonicalize_name(Requirement(text).name) for text in project["dependencies"]}
+    assert base.isdisjoint({"torch", "transformers", "openai"})
+
+
 def test_pins_name_public_versions() -> None:
     assert not [name for name, version in constraints().items() if "+" in version]
 

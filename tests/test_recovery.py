@@ -136,6 +136,16 @@ def test_figure_5_writes_them_beside_it(tmp_path: Path) -> None:
     assert (tmp_path / "figures/figure5_recovery.tex").exists()
 
 
+def test_runs_of_a_few_updates_have_short_phases(tmp_path: Path) -> None:
+    """Scale smoke: fewer updates than the window has, and still a level and a time."""
+    for row in ROWS:
+        write_run(tmp_path, row, 0, CURVE, scale="smoke", reward_mean=0.5)
+    data = build_recovery(load_logs(tmp_path, ROWS), ROWS)
+    times = data[data["minus"] == ""]
+    assert not data.empty and list(times["share_of"].unique()) == pytest.approx([0.5])
+    assert set(times["time"]) == {0}
+
+
 def test_no_finished_run_leaves_an_empty_table(tmp_path: Path) -> None:
     write_run(tmp_path, "sao_online", 0, CURVE[:2], finished=False)
     assert build_recovery(load_logs(tmp_path, ROWS), ROWS).empty

@@ -14,7 +14,13 @@ from judge_server import JudgeServer
 
 from evaluation.judging import LoggedJudge, read_judgements
 from evaluation.writing import environment as writing
-from evaluation.writing.environment import GeneratedWriting, judge_of, judged_environment, writing_environment
+from evaluation.writing.environment import (
+    GeneratedWriting,
+    environment_of_data_set,
+    judge_of,
+    judged_environment,
+    writing_environment,
+)
 from evaluation.writing.judge import INSTRUCTION, WritingJudge, judge_prompt, read_verdict
 from evaluation.writing.lexicon import STYLE_WORDS, TOPIC_WORDS
 from sao import config, config_files, prepare, train
@@ -254,16 +260,7 @@ def test_demonstrations_are_what_the_prompt_asks_for(shared: GeneratedWriting) -
 
 
 def test_judged_environment_of_a_data_set(shared: GeneratedWriting) -> None:
-    task = WritingTask.model_validate(
-        STYLES
-        | {
-            "name": "writing",
-            "environment": "judged_style",
-            "data": "writing_prompts",
-            "max_tokens": 400,
-            "max_turns": 1,
-        }
-    )
+    task = DATA_TASK
     requests = [f"Write about rain, number {number}" for number in range(30)]
     found = judged_environment(task, shared.tokenizer, [*requests, requests[0]], PlainJudge())
     train, held_out = found.instances("train"), found.instances("held_out")
@@ -274,6 +271,57 @@ def test_judged_environment_of_a_data_set(shared: GeneratedWriting) -> None:
         found.demonstration(np.random.default_rng(0))
     with pytest.raises(ConfigError, match="leave a pool empty; data set writing_prompts"):
         judged_environment(task, shared.tokenizer, requests[:1], PlainJudge())
+
+
+DATA_TASK = WritingTask.model_validate(
+    STYLES
+    | {"name": "writing", "environment": "judged_style", "data": "writing_prompts"}
+    | {"max_tokens": 400, "max_turns": 1}
+)
+
+
+def test_data_set_tokenizer_and_judge_are_named_by_variables(
+    shared: GeneratedWriting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    request.addfinalizer(environment_of_data_set.cache_clear)
+    environment_of_data_set.cache_clear()
+    monkeypatch.delenv(writing.TOKENIZER_VARIABLE, raising=False)
+    monkeypatch.setenv(writing.URL_VARIABLE, "http://127.0.0.1:9/v1")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="SAO_TOKENIZER is not set"):
+        make_environment(DATA_TASK)
+    shared.tokenizer.save_pretrained(tmp_path / "model")
+    monkeypatch.setenv(writing.TOKENIZER_VARIABLE, str(tmp_path / "model"))
+    with pytest.raises(
+        ConfigError, match=r"results/data/writing_prompts.jsonl: cannot be read.*SAO_REQUESTS"
+    ):
+        make_environment(DATA_TASK)
+    file = tmp_path / "results/data/writing_prompts.jsonl"
+    file.parent.mkdir(parents=True)
+    lines = [json.dumps({"id": str(n), "text": f"A tale of number {n}.", "answer": ""}) for n in range(40)]
+    file.write_text("\n".join(lines) + "\n")
+    found = make_environment(DATA_TASK)
+    assert found.tokenizer.chat_template == shared.tokenizer.chat_template
+    prompt = found.tokenizer.decode(found.start(found.instances("train")[0], 0.0).prompt_ids)
+    assert "choose one of these styles" in prompt and "A tale of number" in prompt
+    environment_of_data_set.cache_clear()
+    monkeypatch.setenv(writing.TOKENIZER_VARIABLE, str(tmp_path / "none"))
+    with pytest.raises(ConfigError, match=r"none: no tokenizer can be loaded"):
+        make_environment(DATA_TASK)
+    other = tmp_path / "other.jsonl"
+    for wrong in ('{"id": "1"}', "[1]", "text", '{"text": " "}'):
+        other.write_text(f"{lines[0]}\n{wrong}\n")
+        monkeypatch.setenv(writing.REQUESTS_VARIABLE, str(other))
+        with pytest.raises(ConfigError, match=r"other\.jsonl: line 2: no JSON object"):
+            make_environment(DATA_TASK)
+
+
+def test_evaluations_sample_a_part_of_a_large_data_set(
+    shared: GeneratedWriting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "HELD_OUT", 5)
+    found = judged_environment(DATA_TASK, shared.tokenizer, [f"Tale {n}" for n in range(60)], PlainJudge())
+    assert len(found.instances("held_out")) == 5 and 20 < len(found.instances("train")) < 60
 
 
 # --- Settings ----------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@
 trained from nothing. `judged_environment` has a released model's tokenizer and requests of a data set.
 """
 
+import json
 import os
 from collections.abc import Sequence
 from functools import cache
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 URL_VARIABLE, KEY_VARIABLE = "SAO_JUDGE_URL", "SAO_JUDGE_KEY"
 LOG_VARIABLE, RATE_VARIABLE = "SAO_JUDGE_LOG", "SAO_JUDGE_PER_MINUTE"
 DEFAULT_LOG = "results/judge.jsonl"
+TOKENIZER_VARIABLE, REQUESTS_VARIABLE = "SAO_TOKENIZER", "SAO_REQUESTS"
+HELD_OUT = 512  # requests of a data set that an evaluation samples
 Pools = dict[Split, list[Instance]]
 CORPUS_TEXTS = 600
 STYLE_ODDS, TOPIC_ODDS = 0.5, 0.3  # of the demonstrator's words
@@ -100,18 +103,67 @@ def judged_environment(
 ) -> JudgedWriting:
     """The environment of a `judged_style` task block: requests of its data set, a released model's tokenizer.
 
-    A third of the requests, chosen by their hash, is held out. Raises ConfigError where either pool is empty.
+    A third of the requests, chosen by their hash, is held out of training; evaluations sample the first
+    `HELD_OUT` of them. Raises ConfigError where either pool is empty.
     """
     instances = [Instance(content_hash(("writing", text)), None, (text,)) for text in dict.fromkeys(requests)]
     pools: Pools = {"train": [], "held_out": []}
     for instance in instances:
         pools[split_of(instance)].append(instance)
+    pools["held_out"] = pools["held_out"][:HELD_OUT]
     if not all(pools.values()):
         raise ConfigError(
             f"task {task.name}: {len(instances)} different requests leave a pool empty; data set "
             f"{task.data} needs more of them"
         )
     return JudgedWriting(task, tokenizer, judge, task.max_tokens, pools)
+
+
+@cache
+def environment_of_data_set(task: "WritingTask") -> JudgedWriting:
+    """The environment of a `judged_style` task block, one in a process; environment variables name its parts.
+
+    SAO_TOKENIZER the released model (its folder, or its name on the hub) whose tokenizer and chat template
+    are used; SAO_REQUESTS the JSON Lines file whose `text` holds the requests (results/data/<data>.jsonl);
+    those of `judge_of`. Raises ConfigError where one of them is missing or unusable.
+    """
+    judge = judge_of(task.judge)
+    name = os.environ.get(TOKENIZER_VARIABLE)
+    if not name:
+        raise ConfigError(
+            f"task {task.name}: {TOKENIZER_VARIABLE} is not set; set it to the model that is trained, its "
+            "folder or its name on the hub"
+        )
+    requests = read_requests(Path(os.environ.get(REQUESTS_VARIABLE, f"results/data/{task.data}.jsonl")))
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        said = " ".join(str(error).split())[:300]
+        raise ConfigError(f"{TOKENIZER_VARIABLE}={name}: no tokenizer can be loaded: {said}") from error
+    return judged_environment(task, tokenizer, requests, judge)
+
+
+def read_requests(path: Path) -> list[str]:
+    """The `text` of each line of a JSON Lines file; ConfigError, naming the line, where one has none."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{path}: cannot be read: {error}; put the requests there, a JSON object with `text` on each line, "
+            f"or name their file in {REQUESTS_VARIABLE}"
+        ) from error
+    requests = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            text = json.loads(line)["text"]
+        except (ValueError, KeyError, TypeError):
+            text = None
+        if not isinstance(text, str) or not text.strip():
+            raise ConfigError(f"{path}: line {number}: no JSON object with a `text`; mend or remove the line")
+        requests.append(text)
+    return requests
 
 
 @cache

@@ -23,6 +23,10 @@ def make_environment(task: "Task") -> Environment:
         from evaluation.writing.environment import writing_environment  # brings the judge
 
         return writing_environment(task)
+    if task.environment == "judged_style":
+        from evaluation.writing.environment import environment_of_data_set
+
+        return environment_of_data_set(task)
     if task.environment == "style":
         return StyleEnvironment(task)
     if task.environment == "locks":
