@@ -83,12 +83,13 @@ class RolloutStream:
 
     async def load_state_dict(self, saved: dict[str, Any], version: int) -> None:
         """Goes on from the state of a checkpoint whose policy has `version` updates; before `start`."""
-        self.stream.load_state_dict(saved, version)
+        self.stream.load_state_dict(saved)
+        self.stream.version = version
 
     async def start(self, version: int) -> None:
         """Opens the engines' environments and begins to sample with the weights of `version`."""
         await asyncio.gather(*(engine.configure.remote(self.run) for engine in self.engines))
-        self.stream.version = version
+        self.stream.begin(version)
         self._fill()
 
     async def take(self) -> StreamedBatch:

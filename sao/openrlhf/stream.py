@@ -83,6 +83,10 @@ class Stream:
         self.counters = Counters()
         self._offset, self._started, self._counted_to = 0, clock(), 0
 
+    def begin(self, version: int) -> None:
+        """The engines hold the weights of `version`, and the clock of this attempt starts."""
+        self.version, self._started = version, self._clock()
+
     def now(self) -> int:
         """Milliseconds of this run so far, earlier attempts included; brings the counters up to date."""
         now = self._offset + self._clock() - self._started
@@ -243,24 +247,21 @@ class Stream:
             "groups": {group: list(members) for group, members in self.groups.items()},
             "failures": dict(self.failures),
             "ready": [list(members) for members in self.ready],
-            "version": self.version,
             "next_index": self.next_index,
             "next_group": self.next_group,
             "prompts_started": self.prompts_started,
             "milliseconds": self._counted_to,
         }
 
-    def load_state_dict(self, saved: dict[str, Any], version: int) -> None:
-        """Goes on from what `state_dict` returned; `version` is the one of the restored policy."""
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Restores what `state_dict` returned; `begin` follows."""
         self.prompts.served = saved["prompts_served"]
         self.to_start = deque(saved["to_start"])
         self.groups, self.failures = dict(saved["groups"]), dict(saved["failures"])
         self.ready = deque(saved["ready"])
-        self.version = version
         self.next_index, self.next_group = saved["next_index"], saved["next_group"]
         self.prompts_started = saved["prompts_started"]
         self._offset = self._counted_to = saved["milliseconds"]
-        self._started = self._clock()
 
 
 def _oldest_version(trajectory: Trajectory) -> int:

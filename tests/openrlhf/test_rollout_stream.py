@@ -326,9 +326,9 @@ def test_a_resumed_stream_trains_on_the_prompts_that_an_uninterrupted_one_would(
     straight, first, second = (FakeEngine(config(row)) for _ in range(3))
     whole = run(straight, 6)
     before = run(first, 3)
-    second.stream.load_state_dict(pickle.loads(pickle.dumps(before[-1].state)), version=3)
+    second.stream.load_state_dict(pickle.loads(pickle.dumps(before[-1].state)))
     second.time = 1_000_000  # another machine's clock
-    second.stream._started = second.time
+    second.stream.begin(version=3)
     after = run(second, 3)
 
     def prompts(batches: list[StreamedBatch]) -> Counter[str]:
@@ -350,7 +350,8 @@ def test_a_resumed_stream_keeps_what_was_finished_and_samples_again_what_was_not
     finished = [members[0].trajectory.index for members in engine.stream.ready]
     assert under_way and finished
     again = FakeEngine(config(sampler={"slots": SLOTS + 5}))
-    again.stream.load_state_dict(pickle.loads(pickle.dumps(state)), version=0)
+    again.stream.load_state_dict(pickle.loads(pickle.dumps(state)))
+    again.stream.begin(version=2)
     assert [members[0].trajectory.index for members in again.stream.ready] == finished
     again.fill()
     assert [request.instance.prompt_id for request in again.started[: len(under_way)]] == under_way
