@@ -185,7 +185,13 @@ class PolicyTrainer(ppo_actor.ActorPPOTrainer):
             normalizer,
         )
         if not math.isfinite(loss.item()):
-            raise RuntimeError(f"policy loss {loss.item():g} is not finite")
+            inputs = {
+                "log-probs": logprobs,
+                "rollout log-probs": experience.rollout_log_probs,
+                "advantages": experience.advantages,
+            }
+            bad = [name for name, values in inputs.items() if not values[mask].isfinite().all()]
+            raise RuntimeError(f"policy loss {loss.item():g} is not finite; nor are {' and '.join(bad)}")
         total = loss if router_loss is None else loss + self._router_share(router_loss, step)
         done = optimizer_step_done(self, step)
         self.strategy.backward(total, self.actor, self.actor_optim, ends_step=done)

@@ -4,6 +4,7 @@
 with it: Ray ties its processes to the one that started them.
 """
 
+import ctypes
 import json
 import os
 import pickle
@@ -77,6 +78,7 @@ class LaunchAttempt:
                 stdin=subprocess.DEVNULL,
                 env=os.environ | {"PYTHONPATH": _python_path()},
                 start_new_session=True,  # Ctrl-C reaches this process alone, which then stops the driver
+                pass_fds=self.directory.lock_descriptors,  # the run stays locked while the driver lives
             )
 
     def _wait(self, driver: subprocess.Popen[bytes]) -> None:
@@ -174,6 +176,7 @@ def drive(run: RunConfig, settings: RunSettings, words: list[str]) -> None:
     import sao.openrlhf.ready  # noqa: F401
 
     check_installation()
+    from sao.openrlhf import cpu
     from sao.openrlhf.command_line import run as run_command_line
     from sao.openrlhf.strategy import make_strategy
 
@@ -182,6 +185,8 @@ def drive(run: RunConfig, settings: RunSettings, words: list[str]) -> None:
 
     def strategy(arguments: Any) -> Any:
         arguments.sao, arguments.run_settings = run, settings
+        if run.openrlhf is not None and run.openrlhf.parameter_type == "float32":
+            arguments.ds.param_dtype = cpu.FLOAT32
         arguments.ckpt.load_enable = settings.checkpoint is not None
         if settings.checkpoint is not None:
             arguments.ckpt.path = str(settings.checkpoint[1])
@@ -200,7 +205,6 @@ def start_ray(run: RunConfig) -> None:
     variables = cpu.environment() | {
         "PYTHONPATH": _python_path(),
         "TOKENIZERS_PARALLELISM": "false",
-        "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "1",
         "VLLM_NO_USAGE_STATS": "1",
     }
     runtime = {"env_vars": variables}
@@ -233,9 +237,18 @@ def put_classes_in_place() -> None:
     ppo_trainer.PPOTrainer = ppo_trainer_async.PPOTrainerAsync = RemoteTrainingRun
 
 
+def end_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent ends, however that ends; Ray's own then follow."""
+    set_parent_death_signal = 1
+    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 def main(arguments: list[str]) -> int:
     """`python -m sao.openrlhf.launch SETTINGS OUTCOME`, which `train` starts; returns 0 or 1."""
     settings_file, outcome_file = map(Path, arguments)
+    end_with(os.getppid())
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # an orderly end, in which Ray stops its processes
     run, settings, words = pickle.loads(settings_file.read_bytes())
     try:

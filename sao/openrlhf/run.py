@@ -133,8 +133,10 @@ class TrainingRun(ppo_trainer.BasePPOTrainer):
         """Raises WeightMismatch unless every tensor of every engine is the trainer's, bit for bit."""
         of_ranks = self.actor_model_group.async_run_method(method_name="weight_hashes", dtype=ENGINE_TYPE)
         trainer = ray.get(of_ranks)[0]
-        for engine in self._on_engines("weight_hashes"):
+        engines = self._on_engines("weight_hashes")
+        for engine in engines:
             weights.check_equal(trainer, engine)
+        print(f"version {self.version}: {len(trainer)} tensors agree in {len(engines)} engines", flush=True)
 
     def _on_engines(self, method: str, *arguments: Any) -> list[Any]:
         return ray.get([getattr(engine, method).remote(*arguments) for engine in self.vllm_engines])
