@@ -47,8 +47,8 @@ def train_and_seal(directory: RunDirectory, results: str) -> int:
     if directory.is_complete():
         directory.seal()
         return 0
-    require_preparations(directory.config, results)
     attempt = make_attempt(directory, results)
+    require_preparations(directory.config, results)
     run = directory.config
     directory.begin_attempt()
     try:

@@ -25,6 +25,7 @@ from torch.nn import functional
 
 from sao.logprobs import token_logprobs
 from sao.openrlhf import cpu
+from sao.openrlhf.checkpoint import disk_errors
 from sao.openrlhf.strategy import Strategy, loader_in_order, loss_normalizer, optimizer_step_done
 from sao.policy_objective import policy_loss
 
@@ -260,7 +261,8 @@ class PolicyActor(ppo_actor.PolicyModelActor.__ray_metadata__.modified_class):
 
     def save_state(self, folder: Path) -> None:
         """Writes this rank's part of weights and optimizer below `folder`, as OpenRLHF will look for it."""
-        self.actor.model.save_checkpoint(str(folder / "_actor"), tag=STATE_TAG)
+        with disk_errors(folder):
+            self.actor.model.save_checkpoint(str(folder / "_actor"), tag=STATE_TAG)
 
     def save_model(self) -> None:
         """Nothing: the run's last evaluation has exported the weights."""

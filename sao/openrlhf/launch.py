@@ -187,6 +187,8 @@ def drive(run: RunConfig, settings: RunSettings, words: list[str]) -> None:
         arguments.sao, arguments.run_settings = run, settings
         if run.openrlhf is not None and run.openrlhf.parameter_type == "float32":
             arguments.ds.param_dtype = cpu.FLOAT32
+        if run.logging is not None and run.logging.wandb:
+            arguments.logger.wandb.key = os.environ.get("WANDB_API_KEY")
         arguments.ckpt.load_enable = settings.checkpoint is not None
         if settings.checkpoint is not None:
             arguments.ckpt.path = str(settings.checkpoint[1])

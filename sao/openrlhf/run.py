@@ -87,6 +87,8 @@ class TrainingRun(ppo_trainer.BasePPOTrainer):
             ray.get(self.stream.start.remote(self.version))
             while self.step < self.run.training.updates:
                 self._train_step()
+            for logger in filter(None, (self.wandb_logger, self.tensorboard_logger)):
+                logger.close()
         except Exception as error:
             raise RunFailure(f"step {self.step}: {reason_of(error)}") from error
 
@@ -114,6 +116,9 @@ class TrainingRun(ppo_trainer.BasePPOTrainer):
         update_ticks = round(1000 * seconds)
         self.directory.log_schedule(list(schedule_lines(taken, step, update_ticks)))
         self.directory.log_metrics(record)
+        numbers = {name: value for name, value in record.items() if isinstance(value, int | float)}
+        for logger in filter(None, (self.wandb_logger, self.tensorboard_logger)):
+            logger.log_train(step, numbers)
         if self.step in self.run.evaluation.steps:
             self._evaluate()
         interval, updates = self.run.checkpoint_interval, self.run.training.updates
