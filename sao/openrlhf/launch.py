@@ -121,7 +121,7 @@ def _absolute(checkpoint: tuple[int, Path] | None) -> tuple[int, Path] | None:
 
 
 def _value_model(run: RunConfig, results: str) -> Path | None:
-    if run.critic is None or not run.critic.pretrained or run.model.path is not None:
+    if run.critic is None or not run.critic.pretrained:
         return None
     step = f"values_{run.critic.frozen}"
     return require_preparation(results, run.scale, run.task.name, step).resolve()
