@@ -98,7 +98,7 @@ class TrainingRun(ppo_trainer.BasePPOTrainer):
             stream, running_mean, self.totals = load_controller(folder)
             if self.experience_maker.running_mean is not None:
                 self.experience_maker.running_mean.load_state_dict(running_mean)
-            ray.get(self.stream.load_state_dict.remote(stream, self.version))
+            ray.get(self.stream.load_state_dict.remote(stream))
         self.directory.rewind(self.step)
         self._synchronise()
 
@@ -109,11 +109,10 @@ class TrainingRun(ppo_trainer.BasePPOTrainer):
         self.step += 1
         if trained := step >= 0:
             self._synchronise()
-        ray.get(self.stream.finish_update.remote(self.version, trained))
+        update_ticks = ray.get(self.stream.finish_update.remote(self.version, trained)) - taken.tick
         seconds = time.monotonic() - began
         self.totals["sampler_tokens"] += taken.counters.sampled_tokens
         record = metrics_line(self.run, record, taken, step, version, seconds, self._elapsed())
-        update_ticks = round(1000 * seconds)
         self.directory.log_schedule(list(schedule_lines(taken, step, update_ticks)))
         self.directory.log_metrics(record)
         numbers = {name: value for name, value in record.items() if isinstance(value, int | float)}

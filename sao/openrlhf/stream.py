@@ -228,8 +228,11 @@ class Stream:
             self.state_dict(),
         )
 
-    def finish_update(self, version: int, loaded: bool) -> None:
-        """The trainer is free again after `version` policy updates; `loaded` if the engines have them."""
+    def finish_update(self, version: int, loaded: bool) -> int:
+        """The trainer is free again after `version` policy updates; `loaded` if the engines have them.
+
+        Returns the tick.
+        """
         now = self.now()
         if version < self.version:
             raise SchedulingError(f"the trainer went back from version {self.version} to {version}")
@@ -237,6 +240,7 @@ class Stream:
         self.version = version
         if loaded:
             self.counters.loads.append((now, version))
+        return now
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs: rollouts under way count as not started, finished ones are kept."""
