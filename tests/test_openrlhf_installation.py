@@ -47,9 +47,7 @@ def test_a_replaced_name_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatc
     module = ModuleType("some_module")
     module.there = 1
     monkeypatch.setitem(sys.modules, "some_module", module)
-    with pytest.raises(
-        openrlhf.InstallationError, match="some_module has no gone: this is not OpenRLHF"
-    ):
+    with pytest.raises(openrlhf.InstallationError, match="some_module has no gone: this is not OpenRLHF"):
         openrlhf.check_installation()
     monkeypatch.setattr(openrlhf, "REPLACED", {"no_such_module_anywhere": ()})
     with pytest.raises(openrlhf.InstallationError, match="no_such_module_anywhere cannot be imported"):

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from sao import config, prepare
@@ -232,3 +233,27 @@ def test_sigterm_stops_a_run_and_everything_it_started(prepared: Path, tmp_path:
     wait_for_the_end_of(driver)
     attempts = json.loads((run_folder(results) / "provenance.json").read_text())["attempts"]
     assert attempts[0]["status"] == "interrupted"
+
+
+def test_an_engine_that_dies_ends_the_run_with_one_message(prepared: Path, tmp_path: Path) -> None:
+    results = fresh(prepared, tmp_path / "results")
+    folder, process = run_folder(results), start(results)
+    deadline = time.monotonic() + START_SECONDS
+    while not lines(folder, "metrics.jsonl"):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.1)
+    driver = psutil.Process(child_of(process.pid))
+    engines = [child for child in driver.children(recursive=True) if "EngineCore" in name_of(child)]
+    assert engines
+    engines[0].kill()
+    output, _ = process.communicate(timeout=END_SECONDS + 60)
+    message = output.strip().splitlines()[-1]
+    assert process.returncode == 1 and "engine" in message and "latest checkpoint" in message, output
+    assert json.loads((folder / "failure.json").read_text())["reason"] in message
+
+
+def name_of(process: psutil.Process) -> str:
+    try:
+        return process.name() + " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
