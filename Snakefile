@@ -7,7 +7,7 @@
 #   snakemake --cores 2 math --config scale=cpu_math               the mathematics benchmarks, sampled over HTTP
 #   snakemake --cores 1 plan                                       runs left, with their cost
 #
-# Switches: --config scale=cpu results=results seeds=5 runs=FOLDER endpoint=URL model=NAME
+# Switches: --config scale=cpu results=results seeds=5 runs=FOLDER endpoint=URL model=NAME openrlhf_python=FILE
 import os
 import signal
 import sys
@@ -67,6 +67,24 @@ wildcard_constraints:
     seed=alternatives(GRID.seeds),
     table=alternatives(GRID.names("table")),
     figure=alternatives(GRID.names("figure")),
+
+
+# On a cluster these are made where Snakemake runs.
+localrules:
+    all,
+    tables,
+    figures,
+    beyond,
+    math,
+    grid,
+    math_scores,
+    table,
+    figure,
+    claims,
+    claims_beyond,
+    row,
+    plan,
+    refuse,
 
 
 rule all:
@@ -137,16 +155,17 @@ rule warm_start:
     log:
         f"{OUT}/logs/prepare/{{task}}.warm_start.log",
     conda:
-        "environment.yml"
+        GRID.environment()
     threads: GRID.preparing("warm_start").cores
     resources:
         **resources(lambda wildcards: GRID.preparing("warm_start")),
+        command=GRID.preparing_command("warm_start"),
     params:
         digest=lambda wildcards: GRID.preparation_digests[wildcards.task],
         results=lambda wildcards: GRID.results,
         scale=GRID.scale,
     shell:
-        "python -u -m sao.prepare warm-start --results {params.results:q} --scale {params.scale} --task {wildcards.task}"
+        "{resources.command} -m sao.prepare warm-start --results {params.results:q} --scale {params.scale} --task {wildcards.task}"
         " 2>&1 | tee -i {log:q}"
 
 
@@ -161,16 +180,17 @@ rule pretrain_values:
     wildcard_constraints:
         frozen="attention|none|all_but_experts_and_head",
     conda:
-        "environment.yml"
+        GRID.environment()
     threads: GRID.preparing("values").cores
     resources:
         **resources(lambda wildcards: GRID.preparing("values")),
+        command=GRID.preparing_command("values"),
     params:
         digest=lambda wildcards: GRID.preparation_digests[wildcards.task],
         results=lambda wildcards: GRID.results,
         scale=GRID.scale,
     shell:
-        "python -u -m sao.prepare values --results {params.results:q} --scale {params.scale} --task {wildcards.task}"
+        "{resources.command} -m sao.prepare values --results {params.results:q} --scale {params.scale} --task {wildcards.task}"
         " --frozen {wildcards.frozen} 2>&1 | tee -i {log:q}"
 
 
@@ -182,18 +202,19 @@ rule train:
         f"{OUT}/runs/{{row}}/seed{{seed}}/seal.json",
     log:
         f"{OUT}/logs/train/{{row}}.seed{{seed}}.log",
-    retries: 1
+    retries: GRID.retries()
     conda:
-        "environment.yml"
+        GRID.environment()
     threads: lambda wildcards: GRID.training(wildcards.row).cores
     resources:
         **resources(lambda wildcards: GRID.training(wildcards.row)),
+        command=lambda wildcards: GRID.training_command(wildcards.row),
     params:
         digest=lambda wildcards: GRID.run(wildcards.row, wildcards.seed).digest,
         results=lambda wildcards: GRID.results,
         scale=GRID.scale,
     shell:
-        "python -u -m sao.train --results {params.results:q} --row {wildcards.row} --scale {params.scale}"
+        "{resources.command} -m sao.train --results {params.results:q} --row {wildcards.row} --scale {params.scale}"
         " --seed {wildcards.seed} 2>&1 | tee -i {log:q}"
 
 
@@ -347,7 +368,7 @@ rule row:
 
 
 rule plan:
-    """Runs left, with estimated CPU time, memory and disk."""
+    """Runs left with their estimated cost, and what this machine lacks for them."""
     log:
         f"{OUT}/logs/plan.log",
     conda:
@@ -357,7 +378,7 @@ rule plan:
         scale=GRID.scale,
         seeds=",".join(map(str, GRID.seeds)) + ",",
     shell:
-        "python -m sao.grid plan --results {params.results:q} --scale {params.scale} --seeds {params.seeds}"
+        "python -m evaluation.planning --results {params.results:q} --scale {params.scale} --seeds {params.seeds}"
         " 2>&1 | tee -i {log:q}"
 
 

@@ -94,6 +94,9 @@ class Job(Block):
     minutes_per_update: float | None = optional(
         "measured minutes of an update, in place of the estimate", gt=0
     )
+    engine_tokens_per_second: float | None = optional(
+        "measured tokens per second and GPU of an engine under full load, for the evaluations' cost", gt=0
+    )
     tokens_per_trajectory: int | None = optional(
         "mean tokens of a trajectory, for the plan's estimates", ge=1
     )

@@ -10,6 +10,7 @@ import argparse
 import hashlib
 import os
 import re
+import shlex
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -20,7 +21,9 @@ from typing import Any, Literal
 import yaml
 
 from sao import config
+from sao.cluster_costs import attempts_needed
 from sao.config_files import closest
+from sao.config_scales import ScaleSettings
 from sao.jobs import Request, evaluation_request, preparation_request, training_request
 from sao.runlog import RunError, refusal
 from sao.switches import GridError, Switches
@@ -85,6 +88,7 @@ class Grid:
     preparation_digests: Mapping[str, str] = field(default_factory=dict)  # by task
     evaluations: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # seals by row, of benchmarks
     trains: bool = True  # False: reads logged runs
+    openrlhf_python: str | None = None  # interpreter with OpenRLHF; None: that of the rule's environment
 
     @cached_property
     def rows(self) -> tuple[str, ...]:
@@ -133,6 +137,32 @@ class Grid:
         run = self.run(row, seed)
         return () if run.finished else run.preparation
 
+    def training_command(self, row: str) -> str:
+        """What a job starts `-m sao.train` with: an interpreter, behind Ray's start for several nodes."""
+        settings = next(run.settings for run in self.runs if run.row == row)
+        return self._command(settings, self.training(row))
+
+    def preparing_command(self, step: str) -> str:
+        """The same for a preparation step; models that are built here are prepared by the local engine."""
+        scale = config.load_scale(self.scale) if self.trains else None
+        released = scale is not None and scale.model.path is not None
+        ray = step != "warm_start"  # fine-tuning starts its own processes on the job's nodes
+        return self._command(scale if released else None, self.preparing(step) if ray else Request())
+
+    def _command(self, settings: ScaleSettings | None, request: Request) -> str:
+        if settings is None or settings.backend != "openrlhf":
+            return "python -u"
+        python = shlex.quote(self.openrlhf_python or "python")
+        if request.nodes == 1:
+            return f"{python} -u"
+        nodes = f"--nodes {request.nodes} --gpus {request.gpus}"
+        return f"{python} -u -m sao.openrlhf.nodes {nodes} -- {python} -u"
+
+    def environment(self) -> str:
+        """Conda file of the jobs that train."""
+        known = self.trains and config.load_scale(self.scale).backend == "openrlhf"
+        return "experiments/environments/openrlhf.yaml" if known else "environment.yml"
+
     def training(self, row: str) -> Request:
         """What the job of each of the row's runs asks for."""
         settings = next(run.settings for run in self.runs if run.row == row)
@@ -142,6 +172,10 @@ class Grid:
         """What the job of a preparation step asks for."""
         return preparation_request(config.load_scale(self.scale), step) if self.trains else Request()
 
+    def retries(self) -> int:
+        """Attempts of a run beyond its first: one, and those that jobs shorter than a run need."""
+        return max((attempts_needed(run.settings) for run in self.runs if run.settings), default=1)
+
     def evaluating(self) -> Request:
         """What the job of an evaluation on a benchmark asks for."""
         known = self.trains or self.scale in config.scale_names()
@@ -150,7 +184,7 @@ class Grid:
         )
 
     def values_inputs(self, task: str) -> list[str]:
-        """Seals that pretraining a task's values starts from; none where a released model has no fine-tuning."""
+        """Seals that pretraining a task's values starts from; none for a model released as it is."""
         seal = f"{self.root}/prepare/{task}/warm_start/seal.json"
         return [seal] if any(seal in run.preparation for run in self.runs) else []
 
@@ -292,6 +326,7 @@ def planned_grid(switches: Switches) -> Grid:
             if scale.warm_start is not None
         ),
         preparation_digests=digests,
+        openrlhf_python=switches.openrlhf_python,
     )
 
 

@@ -14,7 +14,7 @@ LOCAL_HOURS = 24
 
 @dataclass(frozen=True)
 class Request:
-    """One job: `nodes` whole nodes, each with `gpus` GPUs, `cores` cores and `memory_mb`; `minutes` at most."""
+    """One job: `nodes` nodes, each with `gpus` GPUs, `cores` cores and `memory_mb`; `minutes` at most."""
 
     nodes: int = 1
     gpus: int = 0
@@ -71,7 +71,7 @@ def training_request(run: RunConfig) -> Request:
 def preparation_request(scale: ScaleSettings, step: str) -> Request:
     """The job of a preparation step, "warm_start" or "values_<frozen>".
 
-    A released model's fine-tuning takes the policy trainer's nodes, its value pretraining those of a whole run.
+    A released model's fine-tuning takes the policy trainer's nodes, value pretraining those of a whole run.
     """
     if scale.cluster is None or scale.cluster.one_node:
         return _request(scale, 1)

@@ -1,4 +1,4 @@
-"""The `--config` switches of the workflow: scale, results, runs, seeds, endpoint, model. Imports no torch."""
+"""The `--config` switches of the workflow: scale, results, runs, seeds and others. Imports no torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -21,6 +21,7 @@ class Switches:
     seeds: tuple[int, ...] | None = None  # None: the scale's own
     endpoint: str | None = None  # base URL that serves what is evaluated, in place of the local engine
     model: str | None = None  # its name there; the row by default
+    openrlhf_python: str | None = None  # interpreter with OpenRLHF, where no conda environment is made of it
 
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> "Switches":

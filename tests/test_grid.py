@@ -210,6 +210,7 @@ def test_planning_imports_no_torch() -> None:
 
 def test_switches_have_the_documented_defaults() -> None:
     assert Switches.parse({}) == Switches("cpu", "results", None, None)
+    assert Switches.parse({}).openrlhf_python is None
     assert Switches.parse({"results": "elsewhere/", "seeds": 2}) == Switches("cpu", "elsewhere", None, (0, 1))
 
 

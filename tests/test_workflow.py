@@ -106,7 +106,9 @@ def test_nothing_trains_a_finished_run_again(finished: Project) -> None:
     shutil.rmtree(prepare / "values_attention")
     shutil.rmtree(finished.path(".snakemake"))
     snakefile = finished.path("Snakefile")
-    snakefile.write_text(snakefile.read_text().replace("python -u -m sao.train", "python -m sao.train"))
+    snakefile.write_text(
+        snakefile.read_text().replace("{resources.command} -m sao.train", "{resources.command}  -m sao.train")
+    )
     jobs = job_counts(finished.run("-n")[1] + "Job stats:\n\n\n\ntotal")
     assert "train" not in jobs and "pretrain_values" not in jobs
 

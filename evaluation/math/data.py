@@ -15,18 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from evaluation.data_files import UNVERIFIED, DataError, download, read_folder, read_pins, record
 from evaluation.math.data_checks import Finding, check_problems
-from evaluation.math.problems import DataError, Problem, checksum, read_patches
+from evaluation.math.problems import Problem, checksum, read_patches
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PINS = REPOSITORY / "experiments" / "benchmarks.yaml"
 LOCK = REPOSITORY / "experiments" / "benchmarks.lock.yaml"
 PATCHES = Path(__file__).resolve().parent / "patches"
-UNVERIFIED = "unverified"
-_BUILDERS = {".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
-_CSV_OPTIONS = {"keep_default_na": False}  # an answer may be "None"
 
 
 @dataclass(frozen=True)
@@ -49,7 +45,7 @@ class Benchmark:
 
 def benchmark_names(pins: Path = PINS) -> list[str]:
     """Names of the benchmarks that can be loaded."""
-    return list(_pins(pins))
+    return list(read_pins(pins))
 
 
 def load_benchmark(
@@ -77,19 +73,19 @@ def read_benchmark(
     name: str, data_dir: Path | None, *, patched: bool, cache_dir: Path | None, pins: Path, lock: Path
 ) -> Benchmark:
     """As `load_benchmark`, with damaged rows as findings instead of an exception."""
-    known = _pins(pins)
+    known = read_pins(pins)
     if name not in known:
         raise DataError(f"no benchmark {name!r}; there are {', '.join(known)}")
     pin = known[name]
-    record = _locked(lock).get(name, {})
-    revision = pin["revision"] if pin["revision"] != UNVERIFIED else record.get("revision", UNVERIFIED)
+    locked = read_pins(lock).get(name, {})
+    revision = pin["revision"] if pin["revision"] != UNVERIFIED else locked.get("revision", UNVERIFIED)
     if data_dir is not None:
-        rows, source = _read_folder(name, data_dir, cache_dir)
+        rows, source = read_folder(name, data_dir, cache_dir)
     else:
-        rows, source, revision = _download(name, pin, revision, cache_dir)
+        rows, source, revision = download(name, pin, revision, cache_dir)
     problems = _problems(name, rows, pin["columns"], source)
     digest = checksum(problems)
-    expected = pin["sha256"] if pin["sha256"] != UNVERIFIED else record.get("sha256", UNVERIFIED)
+    expected = pin["sha256"] if pin["sha256"] != UNVERIFIED else locked.get("sha256", UNVERIFIED)
     if expected not in (digest, UNVERIFIED):
         where = pins if pin["sha256"] != UNVERIFIED else lock
         raise DataError(
@@ -104,85 +100,12 @@ def read_benchmark(
         problems, patch_set = patches.apply(problems), patches.name
         findings = check_problems(problems, pin["rows"], pin["answers"])
     unrecorded = expected == UNVERIFIED or (
-        pin["revision"] == record.get("revision") == UNVERIFIED and revision != UNVERIFIED
+        pin["revision"] == locked.get("revision") == UNVERIFIED and revision != UNVERIFIED
     )
     if unrecorded and not any(finding.severity == "error" for finding in findings):
-        record = {"revision": revision, "sha256": digest, "rows": len(problems), "source": source}
-        _record(lock, name, record)
+        entry = {"revision": revision, "sha256": digest, "rows": len(problems), "source": source}
+        record(lock, name, entry)
     return Benchmark(name, pin["title"], problems, source, revision, digest, patch_set, tuple(findings))
-
-
-def _pins(path: Path) -> dict[str, dict[str, Any]]:
-    return yaml.safe_load(path.read_text(encoding="utf-8"))
-
-
-def _locked(path: Path) -> dict[str, dict[str, Any]]:
-    return (yaml.safe_load(path.read_text(encoding="utf-8")) or {}) if path.exists() else {}
-
-
-def _record(path: Path, name: str, record: dict[str, Any]) -> None:
-    """Add a benchmark to the lock file, in whole or not at all."""
-    content = {**_locked(path), name: record}
-    unfinished = path.with_suffix(".part")
-    unfinished.write_text(yaml.safe_dump(content, sort_keys=True), encoding="utf-8")
-    unfinished.replace(path)
-
-
-def _download(
-    name: str, pin: Mapping[str, Any], revision: str, cache_dir: Path | None
-) -> tuple[Iterable[Mapping[str, Any]], str, str]:
-    """Rows, source and revision from the network or the cache of `datasets`."""
-    import datasets
-
-    datasets.disable_progress_bars()
-    cache = str(cache_dir) if cache_dir is not None else None
-    address = pin.get("hub") or pin["url"].format(revision=revision)
-    try:
-        if "hub" in pin:
-            if revision == UNVERIFIED:
-                from huggingface_hub import HfApi
-
-                revision = str(HfApi().dataset_info(pin["hub"], timeout=30).sha)
-            rows = datasets.load_dataset(pin["hub"], split=pin["split"], revision=revision, cache_dir=cache)
-        else:
-            rows = datasets.load_dataset(
-                "csv", data_files=address, split="train", cache_dir=cache, **_CSV_OPTIONS
-            )
-    except Exception as problem:  # network, hub and builder errors have no common base
-        reason = _first_line(problem)
-        columns = ", ".join(pin["columns"].values())
-        raise DataError(
-            f"{name}: {address} can neither be downloaded nor found in the cache ({reason}); copy it by "
-            f"hand as {name}.jsonl, .csv or .parquet with the columns {columns} and name its folder with "
-            "--data-dir"
-        ) from None
-    return rows, address, revision
-
-
-def _read_folder(name: str, folder: Path, cache_dir: Path | None) -> tuple[Iterable[Mapping[str, Any]], str]:
-    """Rows of the benchmark's file in a folder."""
-    import datasets
-
-    datasets.disable_progress_bars()
-    cache = str(cache_dir) if cache_dir is not None else None
-    found = [folder / f"{name}{suffix}" for suffix in _BUILDERS if (folder / f"{name}{suffix}").exists()]
-    if len(found) != 1:
-        state = "several files" if found else "no file"
-        wanted = " or ".join(f"{name}{suffix}" for suffix in _BUILDERS)
-        raise DataError(f"{name}: {state} in {folder}; it has to hold one of {wanted}")
-    builder = _BUILDERS[found[0].suffix]
-    options = _CSV_OPTIONS if builder == "csv" else {}
-    try:
-        rows = datasets.load_dataset(
-            builder, data_files=str(found[0]), split="train", cache_dir=cache, **options
-        )
-    except Exception as problem:
-        raise DataError(f"{found[0]}: not readable as {builder}: {_first_line(problem)}") from None
-    return rows, found[0].name
-
-
-def _first_line(problem: Exception) -> str:
-    return (str(problem).strip().splitlines() or [type(problem).__name__])[0][:120]
 
 
 def _problems(

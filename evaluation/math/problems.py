@@ -9,12 +9,9 @@ from typing import Any
 
 import yaml
 
+from evaluation.data_files import DataError
 from evaluation.math.nodes import Unreadable
 from evaluation.math.reader import read
-
-
-class DataError(ValueError):
-    """Benchmark data that cannot be used; the one-line message names the data and the mend."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The golden command lines against the parser and the validation of the installed OpenRLHF.
 
-The parser stands in the command's `if __name__ == "__main__"`, which is run here with `train` replaced: nothing
-starts, and nothing of OpenRLHF but its command line is imported.
+The parser stands in the command's `if __name__ == "__main__"`, which is run here with `train` replaced:
+nothing starts, and nothing of OpenRLHF but its command line is imported.
 """
 
 import ast

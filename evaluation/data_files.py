@@ -1,0 +1,88 @@
+"""Rows of public data sets, from the Hugging Face Hub, a file or a local copy, and their lock files."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+UNVERIFIED = "unverified"
+BUILDERS = {".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
+CSV_OPTIONS = {"keep_default_na": False}  # an answer may be "None"
+
+
+class DataError(ValueError):
+    """Data that cannot be used; the one-line message names the data and the mend."""
+
+
+def read_pins(path: Path) -> dict[str, dict[str, Any]]:
+    """A file of pins or a lock file; empty where there is none."""
+    return (yaml.safe_load(path.read_text(encoding="utf-8")) or {}) if path.exists() else {}
+
+
+def record(path: Path, name: str, entry: dict[str, Any]) -> None:
+    """Add an entry to a lock file, in whole or not at all."""
+    content = {**read_pins(path), name: entry}
+    unfinished = path.with_suffix(".part")
+    unfinished.write_text(yaml.safe_dump(content, sort_keys=True), encoding="utf-8")
+    unfinished.replace(path)
+
+
+def download(
+    name: str, pin: Mapping[str, Any], revision: str, cache_dir: Path | None
+) -> tuple[Iterable[Mapping[str, Any]], str, str]:
+    """Rows, source and revision from the network or the cache of `datasets`; DataError with the mend."""
+    import datasets
+
+    datasets.disable_progress_bars()
+    cache = str(cache_dir) if cache_dir is not None else None
+    address = pin.get("hub") or pin["url"].format(revision=revision)
+    try:
+        if "hub" in pin:
+            if revision == UNVERIFIED:
+                from huggingface_hub import HfApi
+
+                revision = str(HfApi().dataset_info(pin["hub"], timeout=30).sha)
+            rows = datasets.load_dataset(
+                pin["hub"], pin.get("config"), split=pin["split"], revision=revision, cache_dir=cache
+            )
+        else:
+            rows = datasets.load_dataset(
+                "csv", data_files=address, split="train", cache_dir=cache, **CSV_OPTIONS
+            )
+    except Exception as problem:  # network, hub and builder errors have no common base
+        reason = first_line(problem)
+        columns = ", ".join(pin["columns"].values())
+        raise DataError(
+            f"{name}: {address} can neither be downloaded nor found in the cache ({reason}); copy it by "
+            f"hand as {name}.jsonl, .csv or .parquet with the columns {columns} and name its folder with "
+            "--data-dir"
+        ) from None
+    return rows, address, revision
+
+
+def read_folder(name: str, folder: Path, cache_dir: Path | None) -> tuple[Iterable[Mapping[str, Any]], str]:
+    """Rows of the data's file in a folder, and the file's name; DataError with the mend."""
+    import datasets
+
+    datasets.disable_progress_bars()
+    cache = str(cache_dir) if cache_dir is not None else None
+    found = [folder / f"{name}{suffix}" for suffix in BUILDERS if (folder / f"{name}{suffix}").exists()]
+    if len(found) != 1:
+        state = "several files" if found else "no file"
+        wanted = " or ".join(f"{name}{suffix}" for suffix in BUILDERS)
+        raise DataError(f"{name}: {state} in {folder}; it has to hold one of {wanted}")
+    builder = BUILDERS[found[0].suffix]
+    options = CSV_OPTIONS if builder == "csv" else {}
+    try:
+        rows = datasets.load_dataset(
+            builder, data_files=str(found[0]), split="train", cache_dir=cache, **options
+        )
+    except Exception as problem:
+        raise DataError(f"{found[0]}: not readable as {builder}: {first_line(problem)}") from None
+    return rows, found[0].name
+
+
+def first_line(problem: Exception) -> str:
+    """The first line of an exception's text, or its kind."""
+    return (str(problem).strip().splitlines() or [type(problem).__name__])[0][:120]

@@ -1,0 +1,134 @@
+"""The whole plan of a scale: training, evaluations, and what this machine lacks for them. Starts nothing.
+
+python -m evaluation.planning --scale paper_math
+"""
+
+import argparse
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+
+from evaluation.data_files import read_pins
+from evaluation.math.protocol import BENCHMARKS
+from evaluation.math.targets import scale_benchmarks, with_evaluations
+from evaluation.training_data import SETS, SWE_COMMAND, fetched_file
+from sao.cluster_plan import disk_left
+from sao.config import Scale, load_scale
+from sao.config_tasks import DataTask
+from sao.costs import local_disk_left, plan_table
+from sao.grid import Grid, GridError, open_grid
+from sao.jobs import evaluation_request
+from sao.preflight import Finding, findings
+
+DOCKER_SECONDS = 30
+
+
+def evaluation_lines(grid: Grid, scale: Scale) -> list[str]:
+    """Evaluations left: samples, the most tokens of them, and GPU-hours where throughput was measured."""
+    left = [seal for seals in grid.evaluations.values() for seal in seals if not Path(seal).exists()]
+    if not left:
+        return []
+    samples = sum(BENCHMARKS[Path(seal).parent.name].samples for seal in left)
+    task = scale.tasks.reasoning
+    most = task.max_tokens if task is not None and task.environment in ("python_math", "math") else 0
+    text = f"evaluations left: {len(left)} jobs, {samples:,} samples of at most {most:,} tokens"
+    job = scale.job
+    if job is None or job.engine_tokens_per_second is None or job.tokens_per_trajectory is None:
+        return [
+            f"{text}; GPU-hours need job.tokens_per_trajectory and job.engine_tokens_per_second, measured"
+        ]
+    gpu_seconds = samples * job.tokens_per_trajectory / job.engine_tokens_per_second
+    return [
+        f"{text}; {gpu_seconds / 3600:,.0f} GPU-hours on engines of {evaluation_request(scale).gpus} GPUs"
+    ]
+
+
+def data_findings(scale: Scale, results: str, sets: Path = SETS) -> list[Finding]:
+    """Whether the sets that the scale's tasks and fine-tuning draw from were fetched."""
+    names = [task.data for _, task in scale.tasks if isinstance(task, DataTask)]
+    names += [scale.sft.data] if scale.sft else []
+    known = read_pins(sets)
+    found = []
+    for name in names:
+        file = fetched_file(name, results)
+        if name not in known:
+            found.append(Finding(f"data {name}", f"{sets.name} has no such set", "add it there"))
+        elif file.is_file():
+            found.append(Finding(f"data {name}", str(file)))
+        else:
+            pin = known[name]
+            command = f"python -m evaluation.training_data fetch {name}"
+            if pin["loader"] == "swe":
+                command = f"{SWE_COMMAND} {pin['source']}"
+            mend = f"fetch it: {command} --out {file}"
+            found.append(Finding(f"data {name}", f"{pin['hub']} is not there as {file}", mend))
+    return found
+
+
+def docker_finding() -> Finding:
+    """Whether Docker runs here, in which software engineering tasks are worked on and graded."""
+    if shutil.which("docker") is None:
+        return Finding("Docker", "is not installed", "install it, or use Apptainer or a remote agent server")
+    try:
+        done = subprocess.run(
+            ["docker", "info", "--format", "{{.ServerVersion}}"],
+            capture_output=True,
+            text=True,
+            timeout=DOCKER_SECONDS,
+            stdin=subprocess.DEVNULL,
+        )
+    except subprocess.TimeoutExpired:
+        return Finding("Docker", "its daemon does not answer", "restart the daemon")
+    version = done.stdout.strip()
+    if done.returncode or not version:
+        reason = (done.stderr.strip().splitlines() or ["no answer"])[0]
+        return Finding("Docker", reason[:120], "start the daemon, and let this user use it (group docker)")
+    return Finding("Docker", version)
+
+
+def preflight_lines(grid: Grid, scale: Scale) -> list[str]:
+    """What was looked for on this machine, one line each, the missing ones last."""
+    disk = disk_left(grid) if scale.backend == "openrlhf" else local_disk_left(grid)
+    found = findings(scale, Path(grid.results), disk)
+    found += data_findings(scale, grid.results)
+    if scale.tasks.coding is not None:
+        found.append(docker_finding())
+    missing = sum(finding.missing for finding in found)
+    lines = [f"preflight: {missing} of {len(found)} missing on this machine"]
+    return lines + [f"  {finding}" for finding in sorted(found, key=lambda finding: finding.missing)]
+
+
+def plan_text(grid: Grid) -> str:
+    """The plan of a grid that trains."""
+    scale = load_scale(grid.scale)
+    lines = [plan_table(grid)]
+    if scale_benchmarks(scale):
+        lines += evaluation_lines(with_evaluations(grid), scale)
+    return "\n".join([*lines, *preflight_lines(grid, scale)])
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Command line; returns 0 whatever is missing, or 2 for a user's mistake."""
+    parser = argparse.ArgumentParser(
+        prog="python -m evaluation.planning", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("--scale", default="cpu")
+    parser.add_argument("--results", default="results")
+    parser.add_argument("--seeds", help="a count (5: seeds 0 to 4) or a list (0,3,4); default: the scale's")
+    options = vars(parser.parse_args(arguments))
+    try:
+        print(plan_text(open_grid({name: value for name, value in options.items() if value is not None})))
+    except GridError as error:
+        print(str(error).replace("--config ", "--"), file=sys.stderr)
+        return 2
+    except yaml.YAMLError as error:
+        print(f"{SETS}: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,228 @@
+"""Public sets that training draws from: loading, pinning, and their overlap with the benchmarks.
+
+    python -m evaluation.training_data check math_prompts [--data-dir FOLDER]
+    python -m evaluation.training_data fetch math_prompts [--out FILE]
+
+`experiments/data.yaml` names a set for each use. `check` prints what a set is found to be; `fetch` also
+writes the rows to train on, one JSON object a line with `id`, `text` and `answer`, without those that a
+benchmark holds. What is read the first time is recorded in a lock file, and other data is refused afterwards.
+"""
+
+import argparse
+import hashlib
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from evaluation.data_files import UNVERIFIED, DataError, download, read_folder, read_pins, record
+from evaluation.math.data import load_benchmark
+from evaluation.overlap import BenchmarkIndex, Overlap
+from sao.config_files import closest
+from sao.runlog import RunError
+from sao.runlog_files import write_atomic
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+SETS = REPOSITORY / "experiments" / "data.yaml"
+LOCK = REPOSITORY / "experiments" / "data.lock.yaml"
+SWE_COMMAND = "python -m evaluation.swe.datasets convert"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a set; `answer` is empty where the task has none."""
+
+    id: str
+    text: str
+    answer: str
+
+
+@dataclass(frozen=True)
+class TrainingSet:
+    """A loaded set: all its rows, those that a benchmark holds, and how often a text stands there again."""
+
+    name: str
+    title: str
+    rows: tuple[Row, ...]
+    overlaps: tuple[Overlap, ...]
+    repeated: int
+    source: str
+    revision: str
+    sha256: str
+
+    @property
+    def kept(self) -> list[Row]:
+        """Rows to train on: without overlaps, and each text once."""
+        left_out = {overlap.row for overlap in self.overlaps}
+        unique = {row.text: row for row in reversed(self.rows) if row.id not in left_out}
+        return [row for row in self.rows if unique.get(row.text) is row]
+
+
+def checksum(rows: Iterable[Row]) -> str:
+    """SHA-256 of the (id, text, answer) triples in order."""
+    total = hashlib.sha256()
+    for row in rows:
+        total.update(json.dumps([row.id, row.text, row.answer], ensure_ascii=False).encode() + b"\n")
+    return total.hexdigest()
+
+
+def load(
+    name: str,
+    data_dir: Path | None = None,
+    *,
+    benchmarks_dir: Path | None = None,
+    sets: Path = SETS,
+    lock: Path = LOCK,
+    cache_dir: Path | None = None,
+) -> TrainingSet:
+    """Load a set, check it against its benchmarks and its record. Raises DataError with the mend.
+
+    `data_dir` and `benchmarks_dir` hold local copies to read in place of the network.
+    """
+    pin = pin_of(name, sets)
+    locked = read_pins(lock).get(name, {})
+    revision = pin["revision"] if pin["revision"] != UNVERIFIED else locked.get("revision", UNVERIFIED)
+    if data_dir is not None:
+        raw, source = read_folder(name, data_dir, cache_dir)
+    else:
+        raw, source, revision = download(name, pin, revision, cache_dir)
+    rows = read_rows(name, raw, pin["columns"], source)
+    digest = checksum(rows)
+    expected = pin["sha256"] if pin["sha256"] != UNVERIFIED else locked.get("sha256", UNVERIFIED)
+    if expected not in (digest, UNVERIFIED):
+        where = sets if pin["sha256"] != UNVERIFIED else lock
+        raise DataError(
+            f"{name} from {source}: the rows have SHA-256 {digest[:12]}..., {where.name} has "
+            f"{expected[:12]}...; the data changed: use the recorded revision, or review the change and "
+            "record it"
+        )
+    index = benchmark_index(pin["benchmarks"], benchmarks_dir)
+    overlaps = [found for row in rows if (found := index.find(row.id, row.text)) is not None]
+    repeated = len(rows) - len({row.text for row in rows})
+    loaded = TrainingSet(name, pin["title"], rows, tuple(overlaps), repeated, source, revision, digest)
+    if expected == UNVERIFIED or (locked.get("revision") == UNVERIFIED != revision):
+        licence = UNVERIFIED if data_dir is not None else licence_on_card(pin["hub"], revision)
+        record(lock, name, _entry(loaded, licence, pin["benchmarks"]))
+    return loaded
+
+
+def fetched_file(name: str, results: str) -> Path:
+    """Where a set's rows to train on lie."""
+    return Path(results, "data", f"{name}.jsonl")
+
+
+def pin_of(name: str, sets: Path = SETS) -> dict[str, Any]:
+    """A set's entry; DataError for an unknown name, or one that another command loads."""
+    known = read_pins(sets)
+    if name not in known:
+        raise DataError(f"{sets.name}: no set {name}{closest(name, known)}")
+    pin = known[name]
+    if pin["loader"] == "swe":
+        command = f"{SWE_COMMAND} {pin['source']} --out {fetched_file(name, 'results')}"
+        raise DataError(f"{name}: its tasks are converted by: {command}")
+    return pin
+
+
+def read_rows(
+    name: str, raw: Iterable[Mapping[str, Any]], columns: Mapping[str, str], source: str
+) -> tuple[Row, ...]:
+    """Rows with an id each (the row's number where the set has none); DataError where a column is missing."""
+    rows = []
+    for number, line in enumerate(raw, start=1):
+        missing = [column for column in columns.values() if column not in line]
+        if missing:
+            raise DataError(
+                f"{name} from {source}: no column {' or '.join(missing)}; found {', '.join(line)}"
+            )
+        identifier = line[columns["id"]] if "id" in columns else number
+        answer = line[columns["answer"]] if "answer" in columns else ""
+        text = str(line[columns["text"]]).strip()
+        if not text:
+            raise DataError(
+                f"{name} from {source}: row {number} has no {columns['text']}; remove or repair it"
+            )
+        rows.append(Row(str(identifier), text, str(answer).strip()))
+    if len({row.id for row in rows}) < len(rows):
+        raise DataError(f"{name} from {source}: the column {columns.get('id')} repeats ids; name another")
+    return tuple(rows)
+
+
+def benchmark_index(names: Iterable[str], benchmarks_dir: Path | None) -> BenchmarkIndex:
+    """The benchmarks' problems, from local copies where a folder is given; DataError where one is missing."""
+    index = BenchmarkIndex()
+    for name in names:
+        benchmark = load_benchmark(name, benchmarks_dir)
+        index.add(name, [(problem.id, problem.problem) for problem in benchmark.problems])
+    return index
+
+
+def licence_on_card(hub: str, revision: str) -> str:
+    """The licence that the set's card on the Hub states, or "unverified" where it cannot be read."""
+    from huggingface_hub import HfApi
+
+    try:
+        card = HfApi().dataset_info(hub, revision=revision, timeout=30).card_data
+    except Exception:  # the Hub's client has no common class of errors; the rows were read already
+        return UNVERIFIED
+    licence = card.get("license") if card is not None else None
+    return str(licence) if licence else UNVERIFIED
+
+
+def _entry(loaded: TrainingSet, licence: str, benchmarks: list[str]) -> dict[str, Any]:
+    counts = {name: sum(overlap.benchmark == name for overlap in loaded.overlaps) for name in benchmarks}
+    return {
+        "source": loaded.source,
+        "revision": loaded.revision,
+        "sha256": loaded.sha256,
+        "rows": len(loaded.rows),
+        "kept": len(loaded.kept),
+        "licence_on_card": licence,
+        "overlaps": counts,
+    }
+
+
+def write_rows(loaded: TrainingSet, out: Path) -> None:
+    """Write the rows to train on as JSON Lines."""
+    lines = [json.dumps({"id": row.id, "text": row.text, "answer": row.answer}) for row in loaded.kept]
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(out, "".join(line + "\n" for line in lines).encode())
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Command line; returns 0, or 2 for a user's mistake or data that cannot be used."""
+    parser = argparse.ArgumentParser(
+        prog="python -m evaluation.training_data", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("command", choices=["check", "fetch"])
+    parser.add_argument("set", help="a name of experiments/data.yaml")
+    parser.add_argument("--data-dir", type=Path, help="folder with a local copy of the set")
+    parser.add_argument("--benchmarks-dir", type=Path, help="folder with local copies of the benchmarks")
+    parser.add_argument("--out", type=Path, help="default: results/data/<set>.jsonl")
+    options = parser.parse_args(arguments)
+    try:
+        loaded = load(
+            options.set, options.data_dir, benchmarks_dir=options.benchmarks_dir, sets=SETS, lock=LOCK
+        )
+        for overlap in loaded.overlaps:
+            print(
+                f"row {overlap.row} is {overlap.problem} of {overlap.benchmark} (shares {overlap.share:.0%})"
+            )
+        print(
+            f"{loaded.title}: {len(loaded.rows)} rows from {loaded.source} at {loaded.revision}, "
+            f"{len(loaded.overlaps)} in a benchmark, {loaded.repeated} repeated, "
+            f"{len(loaded.kept)} to train on"
+        )
+        if options.command == "fetch":
+            out = options.out or fetched_file(options.set, "results")
+            write_rows(loaded, out)
+            print(f"wrote {out}")
+    except (DataError, RunError, OSError) as problem:
+        print(problem, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
