@@ -4,6 +4,7 @@
 command line starts.
 """
 
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -183,8 +184,8 @@ class TrainingRun(ppo_trainer.BasePPOTrainer):
             get_or_raise_cause(
                 self.actor_model_group.async_run_method(method_name="export", folder=temporary)
             )
-            if not folder.exists():
-                temporary.rename(folder)
+            shutil.rmtree(folder, ignore_errors=True)  # of an attempt that was stopped behind it
+            temporary.rename(folder)
 
 
 def evaluation_lines(sampled: list[HeldOut], run: RunConfig, step: int) -> list[dict[str, Any]]:
