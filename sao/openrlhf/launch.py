@@ -38,6 +38,17 @@ class LaunchAttempt:
         check_versions()
         self.directory, self.results = directory, results
         self._cpu_seconds = 0.0
+        self._started = time.monotonic()
+
+    def gpu_seconds(self) -> float:
+        """GPUs of the run times the attempt's wall time so far, in seconds; 0 without CUDA."""
+        cluster = self.directory.config.cluster
+        if cluster is None or self.directory.config.device != "cuda":
+            return 0.0
+        gpus = cluster.actor.processes + cluster.engines.processes
+        if self.directory.config.critic is not None:
+            gpus += cluster.critic.processes
+        return (1 if cluster.one_node else gpus) * (time.monotonic() - self._started)
 
     def cpu_seconds(self) -> float:
         """Processor time of the attempt's processes on this machine, in seconds, as last seen."""
