@@ -138,6 +138,18 @@ def test_some_tokens_are_stale_and_some_lie_outside_the_band(run: Path) -> None:
     assert all(line["clipped"] is None and line["zero_logprob_share"] < 0.5 for line in updates)
 
 
+def test_weights_arrived_in_the_middle_of_trajectories(uninterrupted: Path, resumed: Path) -> None:
+    """Three syncs that a trained-on trajectory can span in either run, with both slots busy."""
+    spans = [
+        (line["first_version"], line["last_version"])
+        for folder in (uninterrupted, resumed)
+        for line in lines(folder, "schedule.jsonl.gz")
+        if line["kind"] == "trajectory"
+    ]
+    assert all(first <= last for first, last in spans)
+    assert any(first < last for first, last in spans)
+
+
 def test_engines_held_the_trainers_weights_after_every_sync(run: Path) -> None:
     logs = [path.read_text(errors="replace") for path in sorted(run.glob("attempt-*.log"))]
     found = {version for version in range(5) for log in logs if f"version {version}: " in log}
