@@ -11,22 +11,32 @@ PYTHON312 ?= $(shell for python in python3.12 $(wildcard $(HOME)/.pyenv/versions
 VENV_OPENHANDS ?= .venv-openhands
 OPENHANDS_LOCK := experiments/environments/openhands.lock.txt
 OPENHANDS_STAMP := $(VENV_OPENHANDS)/.installed
+# The OpenRLHF backend without a GPU has an environment of its own (Python 3.11).
+OPENRLHF_VENV ?= .venv-openrlhf
+OPENRLHF_PYTHON ?= python3.11
+OPENRLHF_BIN := $(OPENRLHF_VENV)/bin
+OPENRLHF_STAMP := $(OPENRLHF_VENV)/.installed
 
 export PYTHONUNBUFFERED := 1
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help environment openhands-environment reproduce beyond smoke plan test test-openhands nightly lint format
+.PHONY: help environment reproduce beyond smoke plan test test-main no-openhands nightly lint format \
+  openhands-environment test-openhands openrlhf-environment test-openrlhf openrlhf-rows openrlhf-nightly
 
 help:
 	@echo "make reproduce   create $(VENV) and run the paper's rows, tables and figures at scale cpu"
 	@echo "make beyond      the rows and the table beyond the paper"
 	@echo "make smoke       every row for a few updates, one seed (results/smoke)"
 	@echo "make plan        runs left with estimated time, memory and disk"
-	@echo "make test        create $(VENV), run the linters and the tests"
+	@echo "make test        create the environments, run the linters and all tests (test-main, -openrlhf, -openhands)"
 	@echo "make nightly     the tests that take minutes"
 	@echo "make openhands-environment   create $(VENV_OPENHANDS) for SWE-Bench (Python 3.12)"
 	@echo "make test-openhands          the tests of SWE-Bench, in it"
+	@echo "make openrlhf-environment   create $(OPENRLHF_VENV): Ray, vLLM and DeepSpeed without a GPU"
+	@echo "make test-openrlhf          its tests, whole runs over OpenRLHF among them"
+	@echo "make openrlhf-rows          every row over OpenRLHF for one update"
+	@echo "make openrlhf-nightly       a GRPO + DIS row and a VAPO row over OpenRLHF for four updates"
 	@echo "make lint        ruff, snakefmt, snakemake --lint, mypy"
 	@echo "make format      rewrite the sources to the house format"
 
@@ -61,14 +71,35 @@ smoke: $(STAMP)
 plan: $(STAMP)
 	@$(BIN)/python -m sao.grid plan
 
-test: lint
+# The main tests come last, so that the output ends with their summary.
+test: lint test-openrlhf $(if $(PYTHON312),test-openhands,no-openhands) test-main
+
+test-main: $(STAMP)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+
+no-openhands:
+	@echo "no Python 3.12 here: the tests of SWE-Bench are left out (make test PYTHON312=/path/to/python3.12)"
 
 test-openhands: $(OPENHANDS_STAMP)
 	$(VENV_OPENHANDS)/bin/python -m pytest tests/swe
 
 nightly: $(STAMP)
 	$(BIN)/python -m pytest -m slow
+
+openrlhf-environment: $(OPENRLHF_STAMP)
+
+$(OPENRLHF_STAMP): experiments/environments/openrlhf_cpu.sh experiments/environments/openrlhf_cpu.txt
+	PYTHON=$(OPENRLHF_PYTHON) sh experiments/environments/openrlhf_cpu.sh $(OPENRLHF_VENV)
+	@touch $@
+
+test-openrlhf: $(OPENRLHF_STAMP)
+	$(OPENRLHF_BIN)/python -m pytest tests/openrlhf
+
+openrlhf-rows: $(OPENRLHF_STAMP)
+	$(OPENRLHF_BIN)/python -m sao.openrlhf.rows --scale openrlhf_one_update
+
+openrlhf-nightly: $(OPENRLHF_STAMP)
+	$(OPENRLHF_BIN)/python -m sao.openrlhf.rows --scale openrlhf_smoke grpo_dis vapo
 
 lint: $(STAMP)
 	$(BIN)/ruff check

@@ -127,6 +127,11 @@ class RunDirectory:
             else:
                 leftover.unlink()
 
+    @property
+    def lock_descriptors(self) -> tuple[int, ...]:
+        """The lock's descriptor, for a process that shall hold it too."""
+        return () if self._lock is None else (self._lock,)
+
     def close(self) -> None:
         """Releases the lock; later calls do nothing."""
         if self._lock is not None:

@@ -47,13 +47,13 @@ def train_and_seal(directory: RunDirectory, results: str) -> int:
     if directory.is_complete():
         directory.seal()
         return 0
-    require_preparations(directory.config, results)
     attempt = make_attempt(directory, results)
+    require_preparations(directory.config, results)
     run = directory.config
     directory.begin_attempt()
     try:
         attempt.train()
-        directory.end_attempt("finished", attempt.cpu_seconds())
+        directory.end_attempt("finished", attempt.cpu_seconds(), attempt.gpu_seconds())
         directory.seal()
         return 0
     except KeyboardInterrupt:
@@ -71,7 +71,7 @@ def train_and_seal(directory: RunDirectory, results: str) -> int:
     with interrupts_ignored():
         if status == "failed":
             directory.fail(reason)
-        directory.end_attempt(status, attempt.cpu_seconds(), reason=reason)
+        directory.end_attempt(status, attempt.cpu_seconds(), attempt.gpu_seconds(), reason)
         print(f"{run.row} seed {run.seed}: {reason}", file=sys.stderr)
     return code
 
@@ -84,6 +84,9 @@ class Attempt(Protocol):
 
     def cpu_seconds(self) -> float:
         """Processor time of this attempt, in seconds."""
+
+    def gpu_seconds(self) -> float:
+        """GPU time of this attempt, in seconds."""
 
 
 def make_attempt(directory: RunDirectory, results: str) -> Attempt:

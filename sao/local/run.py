@@ -30,6 +30,11 @@ class LocalAttempt:
     def __init__(self, directory: RunDirectory, results: str) -> None:
         self.directory, self.results = directory, results
         self.local: LocalRun | None = None
+        self.started = time.monotonic()
+
+    def gpu_seconds(self) -> float:
+        """Wall time of this attempt with a GPU, in seconds; 0 without CUDA."""
+        return time.monotonic() - self.started if self.directory.config.device == "cuda" else 0.0
 
     def train(self) -> None:
         """Runs the remaining steps; raises RunFailure where the run cannot go on."""

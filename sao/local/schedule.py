@@ -8,7 +8,6 @@ the same configuration and seed give the same run on any load.
 """
 
 import heapq
-from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,22 +15,14 @@ import numpy as np
 from transformers import Qwen3MoeForCausalLM
 
 from sao.config import RunConfig
-from sao.environments.base import Environment, EnvironmentFailure, Instance
+from sao.environments.base import Environment, EnvironmentFailure
 from sao.local.decode import DecodeEngine
 from sao.local.sampler import Rollout, Sampler
-from sao.streaming import (
-    MAX_FAILURES_PER_TRAJECTORY,
-    MAX_FILTERED_PER_BATCH,
-    MAX_INVALID_PER_BATCH,
-    Counters,
-    PromptOrder,
-    SchedulingError,
-    Taken,
-)
+from sao.streaming import Counters, PromptOrder, Taken, Waiting
 
 
 @dataclass
-class ScheduleState:
+class ScheduleState(Waiting[Rollout]):
     """All that changes as the clock runs (pickled into checkpoints)."""
 
     tick: int = 0
@@ -41,12 +32,7 @@ class ScheduleState:
     next_index: int = 0
     next_group: int = 0
     prompts_started: int = 0
-    to_start: deque[tuple[Instance, int]] = field(default_factory=deque)
     grading: list[tuple[int, int, Rollout]] = field(default_factory=list)
-    groups: dict[int, list[Rollout]] = field(default_factory=dict)
-    failures: dict[int, int] = field(default_factory=dict)  # environment errors of each group that had one
-    ready: deque[list[Rollout]] = field(default_factory=deque)
-    counters: Counters = field(default_factory=Counters)
 
 
 class Schedule:
@@ -72,8 +58,8 @@ class Schedule:
         while True:
             self._finish_update()
             if state.trainer_busy_until is None:
-                self._drop_stale()
-                if self._ready_trajectories() >= self.run.training.batch_trajectories:
+                state.drop_stale(self.run, state.version)
+                if self.state.ready_trajectories >= self.run.training.batch_trajectories:
                     return self._take()
             self._advance()
 
@@ -130,8 +116,8 @@ class Schedule:
             instance, group = state.to_start.popleft()
             try:
                 self.sampler.start(self.environment, instance, state.next_index, group, state.tick, progress)
-            except EnvironmentFailure:
-                self._retry(instance, group)
+            except EnvironmentFailure as failure:
+                state.fail(self.run, instance, group, str(failure))
             state.next_index += 1
 
     def _may_start(self) -> bool:
@@ -140,76 +126,20 @@ class Schedule:
             return self.state.trainer_busy_until is None and self._outstanding() < batch
         if cap is not None and self._outstanding() >= (cap + 1) * batch:
             return False  # more would be too old by the time the trainer takes them
-        return self._ready_trajectories() < self.clock.queue_limit_batches * batch
+        return self.state.ready_trajectories < self.clock.queue_limit_batches * batch
 
     def _outstanding(self) -> int:
         """Trajectories started and not yet taken by the trainer."""
-        grouped = sum(len(members) for members in self.state.groups.values())
-        return len(self.sampler.rollouts) + len(self.state.grading) + grouped + self._ready_trajectories()
-
-    def _retry(self, instance: Instance, group: int) -> None:
-        """An environment error says nothing about the policy: count it and sample the prompt again.
-
-        A prompt that fails time and again is given up, its group with it, and the next prompt replaces it.
-        """
-        state, batch = self.state, self.run.training.batch_trajectories
-        state.counters.invalid += 1
-        if state.counters.invalid > MAX_INVALID_PER_BATCH * batch:
-            raise SchedulingError(
-                f"task {self.run.task.name}: {state.counters.invalid} trajectories ended in an environment "
-                f"error before one batch of {batch} was full; mend the environment and start the run again"
-            )
-        state.failures[group] = state.failures.get(group, 0) + 1
-        state.to_start.appendleft((instance, group))
-        if self._given_up(group):
-            state.to_start = deque(waiting for waiting in state.to_start if waiting[1] != group)
-            state.groups.pop(group, None)
-
-    def _given_up(self, group: int) -> bool:
-        limit = MAX_FAILURES_PER_TRAJECTORY * self.run.sampling.group_size
-        return self.state.failures.get(group, 0) >= limit
+        state = self.state
+        under_way = len(self.sampler.rollouts) + len(state.grading)
+        return under_way + state.grouped_trajectories + state.ready_trajectories
 
     def _graded(self, rollout: Rollout) -> None:
-        state = self.state
-        rollout.graded_tick = state.tick
+        rollout.graded_tick = self.state.tick
         if rollout.status == "environment_error":
-            self._retry(rollout.instance, rollout.group_id)
-            return
-        if self._given_up(rollout.group_id):
-            return
-        members = state.groups.setdefault(rollout.group_id, [])
-        members.append(rollout)
-        if len(members) < self.run.sampling.group_size:
-            return
-        del state.groups[rollout.group_id]
-        if self._uninformative(members):
-            state.counters.filtered_groups += 1
+            self.state.fail(self.run, rollout.instance, rollout.group_id, rollout.failure)
         else:
-            state.ready.append(members)
-
-    def _uninformative(self, members: list[Rollout]) -> bool:
-        """Whether dynamic sampling replaces the group: its raw rewards are all equal."""
-        limit = MAX_FILTERED_PER_BATCH * self.run.prompts_per_batch
-        if not self.run.sampling.dynamic_sampling or self.state.counters.filtered_groups >= limit:
-            return False
-        return len({member.reward for member in members}) == 1
-
-    def _ready_trajectories(self) -> int:
-        return len(self.state.ready) * self.run.sampling.group_size
-
-    def _drop_stale(self) -> None:
-        """Drops queued trajectories (whole groups) with a token older than the staleness cap."""
-        if self.staleness_cap is None:
-            return
-        oldest_allowed = self.state.version - self.staleness_cap
-        kept: deque[list[Rollout]] = deque()
-        for group in self.state.ready:
-            if min(map(oldest_version, group)) >= oldest_allowed:
-                kept.append(group)
-            else:
-                self.state.counters.dropped_stale += len(group)
-                self.state.counters.dropped += [(len(member.logprobs), member.reward) for member in group]
-        self.state.ready = kept
+            self.state.end(self.run, rollout.group_id, rollout)
 
     def _take(self) -> Taken:
         state = self.state
@@ -246,8 +176,3 @@ class Schedule:
 
     def _longest_context(self) -> int:
         return max((rollout.fed for rollout in self.sampler.rollouts.values()), default=0)
-
-
-def oldest_version(rollout: Rollout) -> int:
-    """The version of the oldest weights that sampled a token of `rollout`."""
-    return min(rollout.versions.values())

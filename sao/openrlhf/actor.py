@@ -25,6 +25,7 @@ from torch.nn import functional
 
 from sao.logprobs import token_logprobs
 from sao.openrlhf import cpu
+from sao.openrlhf.checkpoint import disk_errors
 from sao.openrlhf.strategy import Strategy, loader_in_order, loss_normalizer, optimizer_step_done
 from sao.policy_objective import policy_loss
 
@@ -185,7 +186,13 @@ class PolicyTrainer(ppo_actor.ActorPPOTrainer):
             normalizer,
         )
         if not math.isfinite(loss.item()):
-            raise RuntimeError(f"policy loss {loss.item():g} is not finite")
+            inputs = {
+                "log-probs": logprobs,
+                "rollout log-probs": experience.rollout_log_probs,
+                "advantages": experience.advantages,
+            }
+            bad = [name for name, values in inputs.items() if not values[mask].isfinite().all()]
+            raise RuntimeError(f"policy loss {loss.item():g} is not finite; nor are {' and '.join(bad)}")
         total = loss if router_loss is None else loss + self._router_share(router_loss, step)
         done = optimizer_step_done(self, step)
         self.strategy.backward(total, self.actor, self.actor_optim, ends_step=done)
@@ -254,7 +261,8 @@ class PolicyActor(ppo_actor.PolicyModelActor.__ray_metadata__.modified_class):
 
     def save_state(self, folder: Path) -> None:
         """Writes this rank's part of weights and optimizer below `folder`, as OpenRLHF will look for it."""
-        self.actor.model.save_checkpoint(str(folder / "_actor"), tag=STATE_TAG)
+        with disk_errors(folder):
+            self.actor.model.save_checkpoint(str(folder / "_actor"), tag=STATE_TAG)
 
     def save_model(self) -> None:
         """Nothing: the run's last evaluation has exported the weights."""

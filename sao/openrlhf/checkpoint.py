@@ -1,12 +1,29 @@
 """The controller's part of a checkpoint; policy and critic write theirs beside it through DeepSpeed."""
 
+import contextlib
+import errno
 import io
+import os
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
 FILE = "controller.pt"
+
+
+@contextlib.contextmanager
+def disk_errors(folder: Path) -> Iterator[None]:
+    """Raises a failed write of torch, which has an error of its own, as the OSError that it was."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "PytorchStreamWriter" not in str(error) and "unexpected pos" not in str(error):
+            raise
+        code = errno.ENOSPC if shutil.disk_usage(folder).free < 2**20 else errno.EIO
+        raise OSError(code, os.strerror(code), str(folder)) from error
 
 
 def save_controller(

@@ -26,6 +26,7 @@ from sao import critic
 from sao.config import RunConfig
 from sao.openrlhf import cpu
 from sao.openrlhf.actor import STATE_TAG
+from sao.openrlhf.checkpoint import disk_errors
 from sao.openrlhf.settings import RunSettings
 from sao.openrlhf.strategy import Strategy, loader_in_order, loss_normalizer, optimizer_step_done
 
@@ -228,7 +229,8 @@ class CriticActor(ppo_critic.CriticModelActor.__ray_metadata__.modified_class):
 
     def save_state(self, folder: Path) -> None:
         """Writes this rank's part of weights and optimizer below `folder`, as OpenRLHF will look for it."""
-        self.critic.save_checkpoint(str(folder / "_critic"), tag=STATE_TAG)
+        with disk_errors(folder):
+            self.critic.save_checkpoint(str(folder / "_critic"), tag=STATE_TAG)
 
 
 RemoteCriticActor = ray.remote(num_gpus=1)(CriticActor)

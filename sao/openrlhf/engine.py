@@ -170,7 +170,7 @@ class RolloutEngine(_OpenRLHFEngine):
             raise EngineDied("the vLLM engine died while it sampled; its own log says why") from None
         finally:
             self._queues.discard(queue)
-            if not finished:
+            if not finished and not self.llm.errored:
                 await self.llm.abort(queue.request_id, internal=True)
             queue.close()
         return action

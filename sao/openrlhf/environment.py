@@ -26,6 +26,7 @@ from sao.openrlhf.stream import milliseconds
 from sao.trajectory import Status, Trajectory
 
 TIME_LIMIT_SECONDS = 600.0  # for the start or one step of an episode
+SHORT_ACTION = 64  # tokens
 
 Result = TypeVar("Result")
 
@@ -205,11 +206,10 @@ async def _play(
 
 
 def _longest_action(complete: Callable[[list[int]], bool], budget: int) -> int:
-    """Most tokens the action may have: the budget, or fewer where the environment cuts it at a length.
+    """Most tokens to ask for: the budget, or fewer where every short action has the same length.
 
-    It asks about padding, which ends no action by what it says.
+    It asks about padding, which ends no action by what it says. An engine that is asked for more is stopped
+    when the action is whole, at the cost of a token or two.
     """
-    padding: list[int] = []
-    while len(padding) < budget and not complete(padding):
-        padding.append(0)
-    return max(len(padding), 1)
+    shortest = range(1, min(budget, SHORT_ACTION) + 1)
+    return next((length for length in shortest if complete([0] * length)), max(budget, 1))

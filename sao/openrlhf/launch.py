@@ -4,6 +4,7 @@
 with it: Ray ties its processes to the one that started them.
 """
 
+import ctypes
 import json
 import os
 import pickle
@@ -37,6 +38,17 @@ class LaunchAttempt:
         check_versions()
         self.directory, self.results = directory, results
         self._cpu_seconds = 0.0
+        self._started = time.monotonic()
+
+    def gpu_seconds(self) -> float:
+        """GPUs of the run times the attempt's wall time so far, in seconds; 0 without CUDA."""
+        cluster = self.directory.config.cluster
+        if cluster is None or self.directory.config.device != "cuda":
+            return 0.0
+        gpus = cluster.actor.processes + cluster.engines.processes
+        if self.directory.config.critic is not None:
+            gpus += cluster.critic.processes
+        return (1 if cluster.one_node else gpus) * (time.monotonic() - self._started)
 
     def cpu_seconds(self) -> float:
         """Processor time of the attempt's processes on this machine, in seconds, as last seen."""
@@ -77,6 +89,7 @@ class LaunchAttempt:
                 stdin=subprocess.DEVNULL,
                 env=os.environ | {"PYTHONPATH": _python_path()},
                 start_new_session=True,  # Ctrl-C reaches this process alone, which then stops the driver
+                pass_fds=self.directory.lock_descriptors,  # the run stays locked while the driver lives
             )
 
     def _wait(self, driver: subprocess.Popen[bytes]) -> None:
@@ -119,7 +132,7 @@ def _absolute(checkpoint: tuple[int, Path] | None) -> tuple[int, Path] | None:
 
 
 def _value_model(run: RunConfig, results: str) -> Path | None:
-    if run.critic is None or not run.critic.pretrained or run.model.path is not None:
+    if run.critic is None or not run.critic.pretrained:
         return None
     step = f"values_{run.critic.frozen}"
     return require_preparation(results, run.scale, run.task.name, step).resolve()
@@ -174,6 +187,7 @@ def drive(run: RunConfig, settings: RunSettings, words: list[str]) -> None:
     import sao.openrlhf.ready  # noqa: F401
 
     check_installation()
+    from sao.openrlhf import cpu
     from sao.openrlhf.command_line import run as run_command_line
     from sao.openrlhf.strategy import make_strategy
 
@@ -182,6 +196,10 @@ def drive(run: RunConfig, settings: RunSettings, words: list[str]) -> None:
 
     def strategy(arguments: Any) -> Any:
         arguments.sao, arguments.run_settings = run, settings
+        if run.openrlhf is not None and run.openrlhf.parameter_type == "float32":
+            arguments.ds.param_dtype = cpu.FLOAT32
+        if run.logging is not None and run.logging.wandb:
+            arguments.logger.wandb.key = os.environ.get("WANDB_API_KEY")
         arguments.ckpt.load_enable = settings.checkpoint is not None
         if settings.checkpoint is not None:
             arguments.ckpt.path = str(settings.checkpoint[1])
@@ -200,7 +218,6 @@ def start_ray(run: RunConfig) -> None:
     variables = cpu.environment() | {
         "PYTHONPATH": _python_path(),
         "TOKENIZERS_PARALLELISM": "false",
-        "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "1",
         "VLLM_NO_USAGE_STATS": "1",
     }
     runtime = {"env_vars": variables}
@@ -233,9 +250,18 @@ def put_classes_in_place() -> None:
     ppo_trainer.PPOTrainer = ppo_trainer_async.PPOTrainerAsync = RemoteTrainingRun
 
 
+def end_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent ends, however that ends; Ray's own then follow."""
+    set_parent_death_signal = 1
+    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 def main(arguments: list[str]) -> int:
     """`python -m sao.openrlhf.launch SETTINGS OUTCOME`, which `train` starts; returns 0 or 1."""
     settings_file, outcome_file = map(Path, arguments)
+    end_with(os.getppid())
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # an orderly end, in which Ray stops its processes
     run, settings, words = pickle.loads(settings_file.read_bytes())
     try:

@@ -5,6 +5,9 @@ from typing import Any
 import psutil
 import ray
 
+from sao.openrlhf import InstallationError
+from sao.runlog_files import RunError
+
 
 def get_or_raise_cause(refs: list[Any]) -> Any:
     """`ray.get`; raises what a remote method raised, so that a full disk there is an OSError here."""
@@ -21,7 +24,8 @@ def reason_of(error: BaseException) -> str:
     while isinstance(error, ray.exceptions.RayTaskError) and isinstance(error.cause, BaseException):
         error = error.cause
     lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0] if isinstance(error, RuntimeError | ValueError) else f"{type(error).__name__}: {lines[0]}"
+    plain = isinstance(error, RuntimeError | ValueError | RunError | InstallationError)
+    return lines[0] if plain else f"{type(error).__name__}: {lines[0]}"
 
 
 def processor_seconds(driver: int) -> float:

@@ -81,14 +81,14 @@ class RolloutStream:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._error: BaseException | None = None
 
-    async def load_state_dict(self, saved: dict[str, Any], version: int) -> None:
-        """Goes on from the state of a checkpoint whose policy has `version` updates; before `start`."""
-        self.stream.load_state_dict(saved, version)
+    async def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Goes on from the state of a checkpoint; before `start`."""
+        self.stream.load_state_dict(saved)
 
     async def start(self, version: int) -> None:
         """Opens the engines' environments and begins to sample with the weights of `version`."""
         await asyncio.gather(*(engine.configure.remote(self.run) for engine in self.engines))
-        self.stream.version = version
+        self.stream.begin(version)
         self._fill()
 
     async def take(self) -> StreamedBatch:
@@ -104,10 +104,14 @@ class RolloutStream:
             self._changed.clear()
             await self._changed.wait()
 
-    async def finish_update(self, version: int, loaded: bool = True) -> None:
-        """The trainer is free again after `version` policy updates; `loaded` if the engines have them."""
-        self.stream.finish_update(version, loaded)
+    async def finish_update(self, version: int, loaded: bool = True) -> int:
+        """The trainer is free again after `version` policy updates; `loaded` if the engines have them.
+
+        Returns the tick.
+        """
+        tick = self.stream.finish_update(version, loaded)
         self._fill()
+        return tick
 
     async def evaluate(self, progress: float) -> list[HeldOut]:
         """One sample of every held-out problem, `runs_per_problem` times over, beside the training rollouts.

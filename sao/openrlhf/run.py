@@ -4,6 +4,7 @@
 command line starts.
 """
 
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,8 @@ class TrainingRun(ppo_trainer.BasePPOTrainer):
             ray.get(self.stream.start.remote(self.version))
             while self.step < self.run.training.updates:
                 self._train_step()
+            for logger in filter(None, (self.wandb_logger, self.tensorboard_logger)):
+                logger.close()
         except Exception as error:
             raise RunFailure(f"step {self.step}: {reason_of(error)}") from error
 
@@ -96,7 +99,7 @@ class TrainingRun(ppo_trainer.BasePPOTrainer):
             stream, running_mean, self.totals = load_controller(folder)
             if self.experience_maker.running_mean is not None:
                 self.experience_maker.running_mean.load_state_dict(running_mean)
-            ray.get(self.stream.load_state_dict.remote(stream, self.version))
+            ray.get(self.stream.load_state_dict.remote(stream))
         self.directory.rewind(self.step)
         self._synchronise()
 
@@ -107,13 +110,15 @@ class TrainingRun(ppo_trainer.BasePPOTrainer):
         self.step += 1
         if trained := step >= 0:
             self._synchronise()
-        ray.get(self.stream.finish_update.remote(self.version, trained))
+        update_ticks = ray.get(self.stream.finish_update.remote(self.version, trained)) - taken.tick
         seconds = time.monotonic() - began
         self.totals["sampler_tokens"] += taken.counters.sampled_tokens
         record = metrics_line(self.run, record, taken, step, version, seconds, self._elapsed())
-        update_ticks = round(1000 * seconds)
         self.directory.log_schedule(list(schedule_lines(taken, step, update_ticks)))
         self.directory.log_metrics(record)
+        numbers = {name: value for name, value in record.items() if isinstance(value, int | float)}
+        for logger in filter(None, (self.wandb_logger, self.tensorboard_logger)):
+            logger.log_train(step, numbers)
         if self.step in self.run.evaluation.steps:
             self._evaluate()
         interval, updates = self.run.checkpoint_interval, self.run.training.updates
@@ -133,8 +138,10 @@ class TrainingRun(ppo_trainer.BasePPOTrainer):
         """Raises WeightMismatch unless every tensor of every engine is the trainer's, bit for bit."""
         of_ranks = self.actor_model_group.async_run_method(method_name="weight_hashes", dtype=ENGINE_TYPE)
         trainer = ray.get(of_ranks)[0]
-        for engine in self._on_engines("weight_hashes"):
+        engines = self._on_engines("weight_hashes")
+        for engine in engines:
             weights.check_equal(trainer, engine)
+        print(f"version {self.version}: {len(trainer)} tensors agree in {len(engines)} engines", flush=True)
 
     def _on_engines(self, method: str, *arguments: Any) -> list[Any]:
         return ray.get([getattr(engine, method).remote(*arguments) for engine in self.vllm_engines])
@@ -177,8 +184,8 @@ class TrainingRun(ppo_trainer.BasePPOTrainer):
             get_or_raise_cause(
                 self.actor_model_group.async_run_method(method_name="export", folder=temporary)
             )
-            if not folder.exists():
-                temporary.rename(folder)
+            shutil.rmtree(folder, ignore_errors=True)  # of an attempt that was stopped behind it
+            temporary.rename(folder)
 
 
 def evaluation_lines(sampled: list[HeldOut], run: RunConfig, step: int) -> list[dict[str, Any]]:

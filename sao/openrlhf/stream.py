@@ -15,15 +15,7 @@ import numpy as np
 
 from sao.config import RunConfig
 from sao.environments.base import Instance
-from sao.streaming import (
-    MAX_FAILURES_PER_TRAJECTORY,
-    MAX_FILTERED_PER_BATCH,
-    MAX_INVALID_PER_BATCH,
-    Counters,
-    PromptOrder,
-    SchedulingError,
-    Taken,
-)
+from sao.streaming import Counters, PromptOrder, SchedulingError, Taken, Waiting
 from sao.trajectory import Trajectory
 
 
@@ -54,6 +46,21 @@ class Sampled:
     end_tick: int
     graded_tick: int
 
+    @property
+    def reward(self) -> float:
+        """Outcome as the environment scores it."""
+        return self.trajectory.reward
+
+    @property
+    def num_action_tokens(self) -> int:
+        """Tokens sampled by the policy."""
+        return self.trajectory.num_action_tokens
+
+    @property
+    def oldest_version(self) -> int:
+        """The version of the oldest weights that sampled one of them."""
+        return int(self.trajectory.policy_versions[self.trajectory.action_mask].min())
+
 
 @dataclass
 class StreamedBatch(Taken):
@@ -76,32 +83,32 @@ class Stream:
         self.next_index = self.next_group = self.prompts_started = 0
         self.running: dict[int, Request] = {}
         self.free_slots = list(range(run.sampler.slots - 1, -1, -1))
-        self.to_start: deque[tuple[Instance, int]] = deque()
-        self.groups: dict[int, list[Sampled]] = {}
-        self.failures: dict[int, int] = {}
-        self.ready: deque[list[Sampled]] = deque()
-        self.counters = Counters()
+        self.waiting: Waiting[Sampled] = Waiting()
         self._offset, self._started, self._counted_to = 0, clock(), 0
+
+    def begin(self, version: int) -> None:
+        """The engines hold the weights of `version`, and the clock of this attempt starts."""
+        self.version, self._started = version, self._clock()
 
     def now(self) -> int:
         """Milliseconds of this run so far, earlier attempts included; brings the counters up to date."""
         now = self._offset + self._clock() - self._started
         elapsed, self._counted_to = now - self._counted_to, now
-        self.counters.ticks += elapsed
-        self.counters.busy_slot_ticks += elapsed * len(self.running)
-        self.counters.trainer_ticks += elapsed * self.trainer_busy
+        self.waiting.counters.ticks += elapsed
+        self.waiting.counters.busy_slot_ticks += elapsed * len(self.running)
+        self.waiting.counters.trainer_ticks += elapsed * self.trainer_busy
         return now
 
     def start_requests(self) -> list[Request]:
         """Fills the free slots as far as the schedule allows; the caller samples what is returned."""
         now, size = self.now(), self.run.sampling.group_size
         requests = []
-        while self.free_slots and (self.to_start or self._may_start()):
-            if not self.to_start:
-                self.to_start.extend([(self.prompts.next(), self.next_group)] * size)
+        while self.free_slots and (self.waiting.to_start or self._may_start()):
+            if not self.waiting.to_start:
+                self.waiting.to_start.extend([(self.prompts.next(), self.next_group)] * size)
                 self.prompts_started += 1
                 self.next_group += 1
-            instance, group = self.to_start.popleft()
+            instance, group = self.waiting.to_start.popleft()
             progress = min(self.version / self.run.training.updates, 1.0)
             request = Request(instance, group, self.next_index, self.free_slots.pop(), now, progress)
             self.next_index += 1
@@ -116,55 +123,25 @@ class Stream:
         if cap is not None and self._outstanding() >= (cap + 1) * batch:
             return False  # more would be too old by the time the trainer takes them
         limit = (self.run.openrlhf or self.run.virtual_clock).queue_limit_batches
-        return self.ready_trajectories() < limit * batch
+        return self.waiting.ready_trajectories < limit * batch
 
     def _outstanding(self) -> int:
-        waiting = sum(len(members) for members in self.groups.values())
-        return len(self.running) + len(self.to_start) + waiting + self.ready_trajectories()
-
-    def ready_trajectories(self) -> int:
-        """Trajectories that a batch could hold now."""
-        return len(self.ready) * self.run.sampling.group_size
+        waiting = self.waiting
+        under_way = len(self.running) + len(waiting.to_start)
+        return under_way + waiting.grouped_trajectories + waiting.ready_trajectories
 
     def finish(self, request: Request, trajectory: Trajectory, sampling_ms: int) -> None:
         """Takes in a trajectory whose last token was sampled `sampling_ms` after its start, graded now."""
         now = self._leave(request)
         end = min(request.start_tick + sampling_ms, now)
         sampled = Sampled(trajectory, request.slot, request.start_tick, end, now)
-        self.counters.sampled_tokens += trajectory.num_action_tokens
-        if self._given_up(request.group_id):
-            return
-        members = self.groups.setdefault(request.group_id, [])
-        members.append(sampled)
-        if len(members) < self.run.sampling.group_size:
-            return
-        del self.groups[request.group_id]
-        if self._uninformative(members):
-            self.counters.filtered_groups += 1
-        else:
-            self.ready.append(members)
+        self.waiting.counters.sampled_tokens += trajectory.num_action_tokens
+        self.waiting.end(self.run, request.group_id, sampled)
 
     def fail(self, request: Request, reason: str) -> None:
-        """An environment error says nothing about the policy: it is counted and the prompt sampled again.
-
-        A prompt that fails time and again is given up, its group with it, and the next prompt replaces it.
-        """
+        """Takes in that a trajectory ended in an environment error."""
         self._leave(request)
-        batch, group = self.run.training.batch_trajectories, request.group_id
-        self.counters.invalid += 1
-        if self.counters.invalid > MAX_INVALID_PER_BATCH * batch:
-            raise SchedulingError(
-                f"task {self.run.task.name}: {self.counters.invalid} trajectories ended in an environment "
-                f"error before one batch of {batch} was full, the last with: {reason}; mend the environment "
-                "and start the run again"
-            )
-        if self._given_up(group):
-            return
-        self.failures[group] = self.failures.get(group, 0) + 1
-        self.to_start.appendleft((request.instance, group))
-        if self._given_up(group):
-            self.to_start = deque(waiting for waiting in self.to_start if waiting[1] != group)
-            self.groups.pop(group, None)
+        self.waiting.fail(self.run, request.instance, request.group_id, reason)
 
     def _leave(self, request: Request) -> int:
         now = self.now()
@@ -172,35 +149,10 @@ class Stream:
         self.free_slots.append(request.slot)
         return now
 
-    def _given_up(self, group: int) -> bool:
-        limit = MAX_FAILURES_PER_TRAJECTORY * self.run.sampling.group_size
-        return self.failures.get(group, 0) >= limit
-
-    def _uninformative(self, members: list[Sampled]) -> bool:
-        limit = MAX_FILTERED_PER_BATCH * self.run.prompts_per_batch
-        if not self.run.sampling.dynamic_sampling or self.counters.filtered_groups >= limit:
-            return False
-        return len({member.trajectory.reward for member in members}) == 1
-
     def batch_ready(self) -> bool:
         """Whether `take` has a whole batch once what is too old is dropped."""
-        self._drop_stale()
-        return self.ready_trajectories() >= self.run.training.batch_trajectories
-
-    def _drop_stale(self) -> None:
-        cap = self.run.training.max_staleness
-        if cap is None:
-            return
-        kept: deque[list[Sampled]] = deque()
-        for group in self.ready:
-            if min(_oldest_version(member.trajectory) for member in group) >= self.version - cap:
-                kept.append(group)
-            else:
-                self.counters.dropped_stale += len(group)
-                self.counters.dropped += [
-                    (member.trajectory.num_action_tokens, member.trajectory.reward) for member in group
-                ]
-        self.ready = kept
+        self.waiting.drop_stale(self.run, self.version)
+        return self.waiting.ready_trajectories >= self.run.training.batch_trajectories
 
     def take(self) -> StreamedBatch:
         """The batch that was ready first; the trainer is busy from now until `finish_update`."""
@@ -209,11 +161,11 @@ class Stream:
         if not self.batch_ready():
             raise SchedulingError("a batch was taken before it was ready")
         now = self.now()
-        groups = [self.ready.popleft() for _ in range(self.run.prompts_per_batch)]
+        groups = [self.waiting.ready.popleft() for _ in range(self.run.prompts_per_batch)]
         # The first to finish are the shortest: shuffled, so that minibatches do not differ in length.
         order = np.random.default_rng([self.run.seed, 2, self.prompts_started]).permutation(len(groups))
         sampled = [member for place in order for member in groups[place]]
-        counters, self.counters = self.counters, Counters()
+        counters, self.waiting.counters = self.waiting.counters, Counters()
         self.trainer_busy = True
         return StreamedBatch(
             [member.trajectory for member in sampled],
@@ -224,44 +176,42 @@ class Stream:
             self.state_dict(),
         )
 
-    def finish_update(self, version: int, loaded: bool) -> None:
-        """The trainer is free again after `version` policy updates; `loaded` if the engines have them."""
+    def finish_update(self, version: int, loaded: bool) -> int:
+        """The trainer is free again after `version` policy updates; `loaded` if the engines have them.
+
+        Returns the tick.
+        """
         now = self.now()
         if version < self.version:
             raise SchedulingError(f"the trainer went back from version {self.version} to {version}")
         self.trainer_busy = False
         self.version = version
         if loaded:
-            self.counters.loads.append((now, version))
+            self.waiting.counters.loads.append((now, version))
+        return now
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs: rollouts under way count as not started, finished ones are kept."""
+        waiting = self.waiting
         under_way = [(request.instance, request.group_id) for request in self.running.values()]
         return {
             "prompts_served": self.prompts.served,
-            "to_start": under_way + list(self.to_start),
-            "groups": {group: list(members) for group, members in self.groups.items()},
-            "failures": dict(self.failures),
-            "ready": [list(members) for members in self.ready],
-            "version": self.version,
+            "to_start": under_way + list(waiting.to_start),
+            "groups": {group: list(members) for group, members in waiting.groups.items()},
+            "failures": dict(waiting.failures),
+            "ready": [list(members) for members in waiting.ready],
             "next_index": self.next_index,
             "next_group": self.next_group,
             "prompts_started": self.prompts_started,
             "milliseconds": self._counted_to,
         }
 
-    def load_state_dict(self, saved: dict[str, Any], version: int) -> None:
-        """Goes on from what `state_dict` returned; `version` is the one of the restored policy."""
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Restores what `state_dict` returned; `begin` follows."""
         self.prompts.served = saved["prompts_served"]
-        self.to_start = deque(saved["to_start"])
-        self.groups, self.failures = dict(saved["groups"]), dict(saved["failures"])
-        self.ready = deque(saved["ready"])
-        self.version = version
+        self.waiting = Waiting(
+            deque(saved["to_start"]), dict(saved["groups"]), dict(saved["failures"]), deque(saved["ready"])
+        )
         self.next_index, self.next_group = saved["next_index"], saved["next_group"]
         self.prompts_started = saved["prompts_started"]
         self._offset = self._counted_to = saved["milliseconds"]
-        self._started = self._clock()
-
-
-def _oldest_version(trajectory: Trajectory) -> int:
-    return int(trajectory.policy_versions[trajectory.action_mask].min())

@@ -7,6 +7,7 @@ for the last one, which kills it.
 import asyncio
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -139,6 +140,49 @@ def test_with_recompute_kv_the_cache_is_that_of_the_new_weights(watched: Engine)
         new = made.policy_versions == before + 1
         assert new.any() and (made.policy_versions == before).any()
         assert np.abs(logprobs(MODELS[1], made) - made.rollout_logprobs)[new].max() < TOLERANCE
+
+
+def test_a_later_turn_finds_the_blocks_of_earlier_ones_after_new_weights(engine: Engine) -> None:
+    """Weights change while the environment answers the first action of 70 tokens: the two blocks that are
+    full by then stay the first model's, all else is the second's.
+    """
+    acted, go_on = threading.Event(), threading.Event()
+    engine.use(ToyEnvironment(episode=lambda place, attempt: {"actions": 2, "action_tokens": 70}))
+    environment = engine.raw.executor.environment
+    start = environment.start
+
+    def slow(instance: Any, progress: float) -> Any:
+        episode = start(instance, progress)
+        step = episode.step
+
+        def waits(action_ids: list[int]) -> Any:
+            acted.set()
+            go_on.wait(30)
+            return step(action_ids)
+
+        episode.step = waits
+        return episode
+
+    environment.start = slow
+
+    async def both() -> Trajectory:
+        playing = asyncio.ensure_future(engine.play(0, "two turns"))
+        await asyncio.to_thread(acted.wait)
+        await engine.replace(MODELS[1], engine.raw.version + 1)
+        go_on.set()
+        return (await playing).trajectory
+
+    made = engine.do(both())
+    tokens = torch.from_numpy(made.token_ids)
+    with torch.no_grad():
+        cached = MODELS[0](tokens[None, : 2 * BLOCK], use_cache=True)
+        later = MODELS[1](tokens[None, 2 * BLOCK : -1], past_key_values=cached.past_key_values)
+    rows = torch.cat([cached.logits[0], later.logits[0]]).log_softmax(-1)
+    expected = rows.gather(1, tokens[1:, None])[:, 0].numpy()
+    second = slice(int(made.action_spans[1][0]), None)
+    assert np.abs(expected - made.rollout_logprobs[1:])[second.start - 1 :].max() < TOLERANCE
+    assert np.abs(logprobs(MODELS[1], made) - made.rollout_logprobs)[second].max() > 0.05
+    engine.do(engine.replace(MODELS[0], engine.raw.version + 1))
 
 
 def test_a_new_trajectory_never_finds_what_other_weights_cached(engine: Engine) -> None:

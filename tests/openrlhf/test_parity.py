@@ -110,11 +110,13 @@ def test_float32_steps_equal_the_local_engines(row: str, packing: bool, tmp_path
         assert largest_difference(actors.critic_weights(), copies(value_model)) < 1e-5
 
 
-@pytest.mark.parametrize("row", ["sao", "sao_full_critic", "grpo_dis"])
-def test_zero_3_steps_equal_the_local_engines(row: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("row", "packing"), [("sao", False), ("sao", True), ("sao_full_critic", False), ("grpo_dis", True)]
+)
+def test_zero_3_steps_equal_the_local_engines(row: str, packing: bool, tmp_path: Path) -> None:
     policy, value_model = starting_point(tmp_path)
     run = row_config(row)
-    maker = Actors(run, tmp_path, zero_stage=3).maker()
+    maker = Actors(run, tmp_path, packing=packing, zero_stage=3).maker()
     local = Trainer(run, policy, value_model if run.critic else None)
     for step, trajectories in enumerate(batches(run, policy, 2)):
         compare(maker.update(trajectories, step), local.update(trajectories, step), 1e-5)

@@ -96,7 +96,7 @@ def test_batches_flow_while_one_trajectory_takes_its_time() -> None:
             batch = await asyncio.wait_for(stream.take(), 10)
             taken += [made.index for made in batch.trajectories]
             assert all(r.start_tick <= r.end_tick <= r.graded_tick <= batch.tick for r in batch.rollouts)
-            await stream.finish_update(version)
+            assert await stream.finish_update(version) >= batch.tick
         assert batch.counters.loads[-1][1] == 2
         return taken
 
@@ -212,7 +212,7 @@ def test_a_resumed_stream_starts_from_the_state_of_the_batch() -> None:
             if version == 1:
                 state = taken.state
         resumed = stream_of(StandIn(at_once))
-        await resumed.load_state_dict(state, 1)
+        await resumed.load_state_dict(state)
         await resumed.start(1)
         taken = await resumed.take()
         return prompts[1], sorted(made.prompt_id for made in taken.trajectories)

@@ -105,7 +105,7 @@ def test_a_finished_trajectory_is_available_at_once() -> None:
     assert engine.time == 10 and len(taken.trajectories) == BATCH
     assert 0 not in {made.index for made in taken.trajectories}
     engine.update(2000)
-    later = [made.index for made in engine.stream.ready for made in [made[0].trajectory]]
+    later = [made.index for made in engine.stream.waiting.ready for made in [made[0].trajectory]]
     assert 0 in later
 
 
@@ -121,7 +121,7 @@ def test_the_queue_limit_stops_new_prompts() -> None:
     engine.take()
     engine.update(1000)
     # Two batches wait at most when a rollout starts, and the slots were full at that moment.
-    assert engine.stream.ready_trajectories() < 2 * BATCH + SLOTS and not engine.events
+    assert engine.stream.waiting.ready_trajectories < 2 * BATCH + SLOTS and not engine.events
 
 
 @pytest.mark.parametrize("row", ["sao_sync", "grpo_sync"])
@@ -193,9 +193,9 @@ def test_the_staleness_cap_keeps_what_lags_by_it_and_drops_what_lags_more(versio
     engine = FakeEngine(config(training={"max_staleness": 4}))
     engine.stream.version = 3
     engine.fill()
-    while engine.stream.ready_trajectories() < BATCH:
+    while engine.stream.waiting.ready_trajectories < BATCH:
         engine.advance()
-    old = [members[0].trajectory.index for members in engine.stream.ready]
+    old = [members[0].trajectory.index for members in engine.stream.waiting.ready]
     engine.stream.version = version
     taken = engine.take()
     indices = {made.index for made in taken.trajectories}
@@ -264,7 +264,7 @@ def test_a_group_is_given_up_after_repeated_failures() -> None:
     for _ in range(8):
         assert 0 not in {made.group_id for made in engine.take().trajectories}
         engine.update(1)
-    assert engine.stream.failures[0] >= 24 and 0 not in engine.stream.groups
+    assert engine.stream.waiting.failures[0] >= 24 and 0 not in engine.stream.waiting.groups
 
 
 def test_the_trainer_takes_one_batch_at_a_time() -> None:
@@ -291,7 +291,7 @@ def test_counters_are_the_time_between_two_batches() -> None:
     assert first.counters.busy_slot_ticks == 10 * SLOTS and first.counters.trainer_ticks == 0
     assert first.counters.sampled_tokens % 10 == 0 and first.counters.loads == []
     engine.update(4)
-    engine.stream.ready.clear()
+    engine.stream.waiting.ready.clear()
     second = engine.take()
     assert second.tick == 20
     assert second.counters.ticks == 10 and second.counters.trainer_ticks == 4
@@ -326,9 +326,9 @@ def test_a_resumed_stream_trains_on_the_prompts_that_an_uninterrupted_one_would(
     straight, first, second = (FakeEngine(config(row)) for _ in range(3))
     whole = run(straight, 6)
     before = run(first, 3)
-    second.stream.load_state_dict(pickle.loads(pickle.dumps(before[-1].state)), version=3)
+    second.stream.load_state_dict(pickle.loads(pickle.dumps(before[-1].state)))
     second.time = 1_000_000  # another machine's clock
-    second.stream._started = second.time
+    second.stream.begin(version=3)
     after = run(second, 3)
 
     def prompts(batches: list[StreamedBatch]) -> Counter[str]:
@@ -347,11 +347,12 @@ def test_a_resumed_stream_keeps_what_was_finished_and_samples_again_what_was_not
     engine.update(15)
     state = engine.take().state
     under_way = [request.instance.prompt_id for request in engine.stream.running.values()]
-    finished = [members[0].trajectory.index for members in engine.stream.ready]
+    finished = [members[0].trajectory.index for members in engine.stream.waiting.ready]
     assert under_way and finished
     again = FakeEngine(config(sampler={"slots": SLOTS + 5}))
-    again.stream.load_state_dict(pickle.loads(pickle.dumps(state)), version=0)
-    assert [members[0].trajectory.index for members in again.stream.ready] == finished
+    again.stream.load_state_dict(pickle.loads(pickle.dumps(state)))
+    again.stream.begin(version=2)
+    assert [members[0].trajectory.index for members in again.stream.waiting.ready] == finished
     again.fill()
     assert [request.instance.prompt_id for request in again.started[: len(under_way)]] == under_way
     served = state["prompts_served"]
