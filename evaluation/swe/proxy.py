@@ -266,7 +266,7 @@ class RecordingProxy:
             choice["token_ids"], answer["prompt_token_ids"] = sampled.token_ids, context
         if wanted.logprobs:
             named = zip(sampled.token_ids, sampled.logprobs, strict=True)
-            content = [
+            content: list[dict[str, Any]] = [
                 {"token": f"token_id:{token}", "logprob": logprob, "bytes": None, "top_logprobs": []}
                 for token, logprob in named
             ]
