@@ -4,6 +4,8 @@ import asyncio
 import copy
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -12,7 +14,8 @@ import pytest
 from math_standins import tokenizer
 
 from evaluation.endpoint import Completion, EndpointFailure
-from evaluation.swe.proxy import EngineOnLoop, RecordingProxy
+from evaluation.swe.engines import ActionEngine
+from evaluation.swe.proxy import RecordingProxy
 from sao.environments.swe_recording import Recording
 from sao.trajectory import Status
 
@@ -335,24 +338,60 @@ def test_conversations_at_once_do_not_mix() -> None:
         assert f"number {(number + 1) % 8}" not in tokenizer().decode(record.token_ids)
 
 
-def test_an_engine_on_another_loop_is_asked_there() -> None:
-    """The proxy's requests come from its own thread; the engine's coroutines belong to this one's loop."""
+@dataclass
+class Parameters:
+    """Stands for the sampling settings of a backend."""
 
-    async def converse() -> Recording:
+    max_tokens: int = 0
+
+    def clone(self) -> "Parameters":
+        return Parameters(self.max_tokens)
+
+
+class StreamingBackend:
+    """Samples as the OpenRLHF backend does: on its own loop, token by token until the action is whole."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, *actions: list[int], gives_up_at: int = 0) -> None:
+        self.loop, self.actions, self.gives_up_at = loop, list(actions), gives_up_at
+        self.keys: list[str] = []
+
+    async def sample_action(
+        self,
+        token_ids: Sequence[int],
+        parameters: Parameters,
+        key: str,
+        complete: Callable[[list[int]], bool],
+    ) -> Any:
+        assert asyncio.get_running_loop() is self.loop
+        self.keys.append(key)
+        action, ids = self.actions.pop(0), list[int]()
+        while action and len(ids) < parameters.max_tokens and not complete(ids):
+            ids.append(action.pop(0))
+            if self.gives_up_at and len(ids) == self.gives_up_at:
+                self.gives_up_at = 0
+                self.actions.insert(0, action)
+                break
+        return SimpleNamespace(token_ids=ids, logprobs=[-0.5] * len(ids), versions=[7] * len(ids))
+
+
+@pytest.mark.parametrize("gives_up_at", [0, 4])
+def test_a_streaming_backend_is_asked_on_its_own_loop(gives_up_at: int) -> None:
+    """The proxy's requests come from its own thread; tokens behind an action's end are not taken."""
+    first, second = ids(action("terminal", command="ls")), ids(action("finish", message="x"))
+
+    async def converse() -> tuple[Recording, StreamingBackend]:
         here = asyncio.get_running_loop()
-
-        class Here(ScriptedEngine):
-            async def complete(self, *arguments: Any) -> Completion:
-                assert asyncio.get_running_loop() is here
-                return await super().complete(*arguments)
-
+        backend = StreamingBackend(here, [*first, 9, 9], list(second), gives_up_at=gives_up_at)
         proxy = RecordingProxy(None, tokenizer(), "tiny", 4000)
-        client = Client(proxy, EngineOnLoop(Here(action("finish", message="x")), here))
+        client = Client(proxy, ActionEngine(backend, Parameters(), "trajectory 1", here))
+        await asyncio.to_thread(asyncio.run, client.turn("a.py"))
         await asyncio.to_thread(asyncio.run, client.turn("done"))
-        return proxy.close(client.address)
+        return proxy.close(client.address), backend
 
-    record = asyncio.run(converse())
-    assert record.invalid is None and len(record.action_spans) == 1
+    record, backend = asyncio.run(converse())
+    spans = [record.token_ids[start:end] for start, end in record.action_spans]
+    assert spans == [first, second] and set(record.versions) == {7} and set(record.logprobs) == {-0.5}
+    assert set(backend.keys) == {"trajectory 1"} and len(backend.keys) == (3 if gives_up_at else 2)
 
 
 def test_a_second_conversation_under_the_same_key_makes_it_invalid() -> None:

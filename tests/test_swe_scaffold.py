@@ -1,6 +1,8 @@
 """Worker processes of the scaffold: answers, failures, and what is left when one hangs or dies."""
 
 import os
+import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -136,6 +138,34 @@ def test_closing_ends_attempts_under_way(
             with pytest.raises(EnvironmentFailure):
                 future.result(10)
     assert not scaffold.folder.exists()
+
+
+PROGRAM = """\
+import os, signal, sys, threading, time
+from pathlib import Path
+from evaluation.swe.training import OpenHandsScaffold, ScaffoldSettings
+from sao.environments.swe import ModelAddress
+
+with OpenHandsScaffold(ScaffoldSettings(Path(sys.argv[1])), workers=1, folder=Path(sys.argv[2])) as scaffold:
+    asked = {"do": "hang"}, ModelAddress("http://127.0.0.1:1/v1", "tiny", "key")
+    threading.Thread(target=scaffold.attempt, args=asked, daemon=True).start()
+    while not Path(os.environ["CHILD_FILE"]).exists():
+        time.sleep(0.05)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_killed_program_leaves_no_worker_and_no_folder(python: Path, tmp_path: Path) -> None:
+    child_file = tmp_path / "child"
+    environment = os.environ | {"CHILD_FILE": str(child_file)}
+    command = [sys.executable, "-c", PROGRAM, str(python), str(tmp_path)]
+    assert subprocess.run(command, env=environment, timeout=400).returncode == -signal.SIGKILL
+    child = int(child_file.read_text())
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline and (alive(child) or len(list(tmp_path.iterdir())) > 2):
+        time.sleep(0.05)
+    assert not alive(child)
+    assert sorted(tmp_path.iterdir()) == sorted([python, child_file])
 
 
 def test_a_worker_that_does_not_start_says_why(tmp_path: Path) -> None:

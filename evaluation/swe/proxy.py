@@ -42,20 +42,6 @@ class Engine(Protocol):
     ) -> Completion: ...
 
 
-class EngineOnLoop:
-    """An engine whose coroutines belong to another event loop than the proxy's."""
-
-    def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop) -> None:
-        self.engine, self.loop = engine, loop
-
-    async def complete(
-        self, token_ids: Sequence[int], max_tokens: int, stop_ids: Sequence[int], seed: int
-    ) -> Completion:
-        """Sample on the engine's own loop."""
-        sampling = self.engine.complete(token_ids, max_tokens, stop_ids, seed)
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(sampling, self.loop))
-
-
 class ChatRequest(BaseModel):
     """The part of the API that the proxy has; what it lacks it refuses by name."""
 
@@ -266,7 +252,7 @@ class RecordingProxy:
             choice["token_ids"], answer["prompt_token_ids"] = sampled.token_ids, context
         if wanted.logprobs:
             named = zip(sampled.token_ids, sampled.logprobs, strict=True)
-            content = [
+            content: list[dict[str, Any]] = [
                 {"token": f"token_id:{token}", "logprob": logprob, "bytes": None, "top_logprobs": []}
                 for token, logprob in named
             ]

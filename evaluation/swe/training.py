@@ -3,7 +3,7 @@
 Importing OpenHands takes ten seconds, and two releases of its packages cannot share an environment with an
 engine, so workers live on from task to task and are spoken to in lines of JSON. A worker runs one task at a
 time, below a folder of its own. One that gives no answer in time is killed with all that it started, and
-another takes its place.
+another takes its place. A watching process does the same for all of them when this program is gone.
 """
 
 import json
@@ -13,6 +13,7 @@ import select
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -24,10 +25,13 @@ from typing import Any, Self
 
 from evaluation.swe.outcomes import INFRASTRUCTURE_ERROR, RESOLVED
 from evaluation.swe.protocol import MAX_TURNS, TEST_SECONDS, WALL_SECONDS
+from evaluation.swe.training_watch import delete
 from sao.environments.base import EnvironmentFailure
 from sao.environments.swe import Attempt, ModelAddress, Row
 
 WORKER = "evaluation.swe.training_worker"
+WATCH = "evaluation.swe.training_watch"
+ROOT = Path(__file__).parents[2]
 START_SECONDS = 600  # for a worker's imports on a busy machine
 GRACE_SECONDS = 300  # for what a worker does beside the agent's time and the tests': start, stop, diff
 
@@ -66,10 +70,16 @@ class OpenHandsScaffold:
         self._all: list[Worker] = []
         self._lock = threading.Lock()
         self._closed = False
+        self._watch = subprocess.Popen(
+            [sys.executable, "-m", WATCH, str(self.folder)],
+            stdin=subprocess.PIPE,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            start_new_session=True,
+        )
 
     def __enter__(self) -> Self:
         try:
-            self._all = [Worker(self.settings, self.folder / str(place)) for place in range(self.count)]
+            self._all = [self._start(self.folder / str(place)) for place in range(self.count)]
             for worker in self._all:
                 worker.wait_until_ready()
                 self._idle.put(worker)
@@ -89,7 +99,9 @@ class OpenHandsScaffold:
             self._closed = True
             for worker in self._all:
                 worker.kill()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        assert self._watch.stdin
+        self._watch.stdin.close()
+        self._watch.wait()
 
     def attempt(self, row: Row, address: ModelAddress) -> Attempt:
         """Run and grade one task in an idle worker."""
@@ -107,6 +119,14 @@ class OpenHandsScaffold:
             seconds=answer["seconds"],
         )
 
+    def _start(self, folder: Path) -> "Worker":
+        """Start a worker and have it watched."""
+        assert self._watch.stdin
+        worker = Worker(self.settings, folder)
+        self._watch.stdin.write(b"%d\n" % worker.group)
+        self._watch.stdin.flush()
+        return worker
+
     @contextmanager
     def _worker(self) -> Iterator["Worker"]:
         worker = self._idle.get()
@@ -121,7 +141,7 @@ class OpenHandsScaffold:
         with self._lock:
             if self._closed:
                 raise EnvironmentFailure("the scaffold is closed")
-            fresh = Worker(self.settings, worker.folder)
+            fresh = self._start(worker.folder)
             self._all[self._all.index(worker)] = fresh
         fresh.wait_until_ready()
         return fresh
@@ -135,16 +155,20 @@ class Worker:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         self._log = (folder.parent / f"{folder.name}.log").open("wb")
-        root = Path(__file__).parents[2]
         told = {name: str(value) for name, value in asdict(settings).items() if value is not None}
         self._process = subprocess.Popen(
             [str(settings.python), "-m", WORKER, json.dumps(told | {"folder": str(folder)})],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
-            env=os.environ | {"PYTHONPATH": str(root)},
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
             start_new_session=True,
         )
+
+    @property
+    def group(self) -> int:
+        """The process group of the worker and of what it starts in its session."""
+        return self._process.pid
 
     @property
     def running(self) -> bool:
@@ -192,11 +216,4 @@ class Worker:
             assert pipe
             pipe.close()
         self._log.close()
-        _delete(self.folder)
-
-
-def _delete(folder: Path) -> None:
-    """Delete a folder, also what a task's commands made unreadable in it."""
-    for place, _, _ in os.walk(folder):
-        os.chmod(place, 0o700)
-    shutil.rmtree(folder, ignore_errors=True)
+        delete(self.folder)

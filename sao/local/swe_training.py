@@ -44,6 +44,7 @@ MAX_TOKENS = 2048
 WARM_UP_LEARNING_RATE = 4e-3
 WARM_UP_BATCH = 8
 TRIES = 3  # of a scripted trace whose environment fails
+SOLVED_COPIES = 2  # of a trace that solves its task to one of one that fails, in fine-tuning
 
 
 class SetupError(Exception):
@@ -114,11 +115,16 @@ def record_traces(
 def warmed_policy(
     run: RunConfig, vocabulary: int, traces: Sequence[Trajectory], steps: int
 ) -> tuple[Qwen3MoeForCausalLM, float]:
-    """A fresh policy after `steps` of supervised fine-tuning on the traces' actions, and its last loss."""
+    """A fresh policy after `steps` of supervised fine-tuning on the traces' actions, and its last loss.
+
+    Traces that solve their task weigh double, so that most of the policy's own attempts do, and not all.
+    """
     policy = build_policy(run.model, vocabulary, run.sampler.max_tokens, run.seed)
     rng = np.random.default_rng([run.seed, 6])
     demonstrations: list[Demonstration] = [
-        (trace.token_ids.tolist(), trace.action_mask.tolist()) for trace in traces
+        (trace.token_ids.tolist(), trace.action_mask.tolist())
+        for trace in traces
+        for _ in range(SOLVED_COPIES if trace.reward == 1.0 else 1)
     ]
     optimizer = torch.optim.AdamW(policy.parameters(), betas=(0.9, 0.98), weight_decay=0.0)
     batches = demonstration_batches(demonstrations, min(WARM_UP_BATCH, len(demonstrations)), rng)
