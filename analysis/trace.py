@@ -45,17 +45,27 @@ def load_trajectories(path: Path) -> tuple[RunRecord, list[Trajectory]]:
             f"{path}: is no run directory, it has no spec.json; name one like results/cpu/runs/sao/seed0"
         )
     try:
-        record, lines = read_run(path), read_records(path / FILE)
+        record = read_run(path)
     except RunError as error:
         raise AnalysisError(str(error)) from error
+    lines = read_trajectories(path)
     if not lines:
         raise AnalysisError(
             f"{path / FILE}: no trajectories; they are logged from the first evaluation on, and of published "
             "runs the first seed alone has them"
         )
+    return record, lines
+
+
+def read_trajectories(path: Path) -> list[Trajectory]:
+    """Trajectories of the run in `path`, in the order of their steps; AnalysisError for a damaged file."""
+    try:
+        lines = read_records(path / FILE)
+    except RunError as error:
+        raise AnalysisError(str(error)) from error
     for number, line in enumerate(lines, start=1):
         _check(path / FILE, number, line)
-    return record, lines
+    return lines
 
 
 def pick(lines: list[Trajectory], path: Path, problem: str, step: int | None) -> Trajectory:
