@@ -19,12 +19,13 @@ from snakemake.utils import min_version
 from evaluation.math.targets import (
     endpoint_options,
     policy_pattern,
-    policy_seal,
+    policy_seals,
     untrained_rows,
     with_evaluations,
 )
 from sao.config import load_scale
 from sao.grid import GridError, alternatives, open_grid
+from sao.jobs import resources
 
 min_version("9.27")
 
@@ -137,9 +138,9 @@ rule warm_start:
         f"{OUT}/logs/prepare/{{task}}.warm_start.log",
     conda:
         "environment.yml"
-    threads: 1
+    threads: GRID.preparing("warm_start").cores
     resources:
-        mem_mb=1500,
+        **resources(lambda wildcards: GRID.preparing("warm_start")),
     params:
         digest=lambda wildcards: GRID.preparation_digests[wildcards.task],
         results=lambda wildcards: GRID.results,
@@ -152,7 +153,7 @@ rule warm_start:
 rule pretrain_values:
     """Pretraining of the value model, once for each set of frozen parameters."""
     input:
-        ancient(rules.warm_start.output),
+        lambda wildcards: ancient(GRID.values_inputs(wildcards.task)),
     output:
         f"{OUT}/prepare/{{task}}/values_{{frozen}}/seal.json",
     log:
@@ -161,9 +162,9 @@ rule pretrain_values:
         frozen="attention|none|all_but_experts_and_head",
     conda:
         "environment.yml"
-    threads: 1
+    threads: GRID.preparing("values").cores
     resources:
-        mem_mb=1500,
+        **resources(lambda wildcards: GRID.preparing("values")),
     params:
         digest=lambda wildcards: GRID.preparation_digests[wildcards.task],
         results=lambda wildcards: GRID.results,
@@ -184,9 +185,9 @@ rule train:
     retries: 1
     conda:
         "environment.yml"
-    threads: 1
+    threads: lambda wildcards: GRID.training(wildcards.row).cores
     resources:
-        mem_mb=1500,
+        **resources(lambda wildcards: GRID.training(wildcards.row)),
     params:
         digest=lambda wildcards: GRID.run(wildcards.row, wildcards.seed).digest,
         results=lambda wildcards: GRID.results,
@@ -201,7 +202,7 @@ rule evaluate_math:
     input:
         lambda wildcards: (
             ancient(
-                policy_seal(
+                policy_seals(
                     load_scale(GRID.scale),
                     OUT,
                     wildcards.policy,
@@ -223,9 +224,9 @@ rule evaluate_math:
     retries: 1
     conda:
         "environment.yml"
-    threads: 2
+    threads: GRID.evaluating().cores
     resources:
-        mem_mb=3000,
+        **resources(lambda wildcards: GRID.evaluating()),
         # No parameter: those of a finished evaluation may change, and its address is no part of what it measured.
         endpoint=lambda wildcards: endpoint_options(config, wildcards.policy, GRID.rows),
     params:

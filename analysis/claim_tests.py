@@ -156,11 +156,10 @@ def reward_after_switch(logs: Logs, claim: Claim) -> Effect | None:
     """Mean training reward over one half of the phases after a switch."""
 
     def reward(run: Run) -> float:
-        phases = _phases(run)
-        return float(pd.concat([_half(phase, claim.half) for phase in phases[1:]]).mean())
+        return float(pd.concat([_half(phase, claim.half) for phase in phases(run)[1:]]).mean())
 
     def first_phase(run: Run) -> float:
-        return float(_phases(run)[0].mean())
+        return float(phases(run)[0].mean())
 
     first, second = (_mean_over_runs(logs.finished(row), first_phase) for row in claim.rows)
     note = f"phase 1, difference of the means: {first - second:+.3f}"
@@ -280,7 +279,7 @@ def _early_difference(logs: Logs, first: str, second: str) -> str:
     )
 
 
-def _phases(run: Run) -> list[pd.Series]:
+def phases(run: Run) -> list[pd.Series]:
     """Training reward by phase, phases ending where the rewarded style switches."""
     rewards = run.policy_updates.set_index("step")["reward_mean"]
     switches = [share * run.updates for share in run.record.config["task"]["switch_points"]]

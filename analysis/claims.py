@@ -122,13 +122,20 @@ def layout(claims: pd.DataFrame, logs: Logs, command: str) -> Sheet:
         for line in claims.to_dict("records")
     ]
     footer = (
-        f"Scale {logs.scale}. Effects are signed so that the paper's direction is positive. Intervals: "
-        f"crossed bootstrap over seeds and problems ({RESAMPLES:,} resamples), Student's t over seeds for "
-        "quantities of a whole run; below 3 seeds over problems only. An inconclusive effect is followed by "
+        f"Scale {logs.scale}. Effects are signed so that the paper's direction is positive. Variance shown: "
+        f"seeds and problems (crossed bootstrap, {RESAMPLES:,} resamples, {_problem_count(logs)} held-out "
+        "problems), or seeds (Student's t) for quantities of a whole run, with n in the column of seeds; "
+        "below 3 seeds problems only. An inconclusive effect is followed by "
         "the smallest one that the design would have shown in 80% of repeats. Not corrected for the number "
         f"of claims. Rules: docs/statistics.md. Regenerate: `{command}`"
     )
     return Sheet(f"Claims of the paper at scale {logs.scale}", header, rows, [footer])
+
+
+def _problem_count(logs: Logs) -> str:
+    """The number of held-out problems of the runs, or numbers where tasks differ."""
+    finished = [run for row in logs.runs for run in logs.finished(row)]
+    return " or ".join(map(str, sorted({run.correct.shape[1] for run in finished}))) or "no"
 
 
 def _number(value: float, unit: str) -> str:

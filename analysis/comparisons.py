@@ -48,6 +48,7 @@ COLUMNS = (
     "runs",
 )
 FOOTER = (
+    "Variance shown: of scores problems alone, of differences seeds and problems (n in the CSV). "
     "Score: mean of the last two evaluations, percent of held-out problems. Its standard error is clustered "
     "by problem: seeds are held fixed, problems vary. Interquartile mean: over seeds and difficulty bands. "
     "Differences are in points, paired by seed and problem, with 95% intervals over seeds and problems; p: "

@@ -6,7 +6,16 @@ import pandas as pd
 
 from analysis.artifacts import Table, load_artifacts
 from analysis.evaluation_table import EVALUATION, benchmark_names
-from analysis.layout import difference_text, find_line, paper_cell, row_name, value_text
+from analysis.layout import (
+    chance_text,
+    difference_text,
+    find_line,
+    paper_cell,
+    row_name,
+    tests_text,
+    value_text,
+    variance_text,
+)
 from analysis.load import Logs
 from analysis.render import EMPTY, Sheet
 from analysis.statistics import RESAMPLES
@@ -35,7 +44,7 @@ def lay_out_evaluations(data: pd.DataFrame, logs: Logs, name: str, command: str)
         rows.append([*cells, _samples_cell(lines, table), _notes_cell(lines)])
     footer = [f"[{mark}] {note}." for note, mark in footnotes.items()]
     footer += [GENERATED] if SYNTHETIC in set(data["data"]) else []
-    footer += [_measured(data, table), _how_made(logs, command)]
+    footer += [_measured(data, table), _how_made(data, logs, command)]
     title = f"{table.place}: {table.title}" if table.place else table.title
     return Sheet(title, _header(data, table), rows, footer)
 
@@ -63,6 +72,8 @@ def _our_cells(line: pd.Series | None) -> list[str]:
     value = value_text(line["value"], line["low"], line["high"])
     partial = f" ({line['status']})" if line["seeds"] < line["seeds_planned"] else ""
     difference = difference_text(line["difference_to_sao"], line["difference_low"], line["difference_high"])
+    if not pd.isna(line["p"]):
+        difference += f"; p (Holm) {chance_text(line['p'], line['p_holm'])}"
     return [value + partial, difference]
 
 
@@ -125,12 +136,20 @@ def _by_rows(said: Iterable[tuple[str, str]]) -> list[str]:
     return [f"{text.rstrip('.')} ({', '.join(there)})." for text, there in rows.items()]
 
 
-def _how_made(logs: Logs, command: str) -> str:
+def _detectable_range(data: pd.DataFrame) -> str:
+    found = data["detectable"].dropna()
+    if found.empty:
+        return "No row has two seeds in common with another, which a detectable difference needs."
+    return f"Detectable here: {found.min():.1f} to {found.max():.1f} points, each in the CSV."
+
+
+def _how_made(data: pd.DataFrame, logs: Logs, command: str) -> str:
     return (
         f"Scale {logs.scale}. Values are percent of samples right, runs averaged within a problem, the mean "
         "over seeds and problems with its 95% interval: crossed bootstrap over seeds and problems "
-        f"({RESAMPLES:,} resamples; with fewer than 3 seeds over problems only). A value stands on all "
-        "samples of the protocol; seeds x runs of each problem are listed by benchmark. Differences are in "
-        "points, paired by seed and problem; a row without training is one policy, which stands against each "
-        f"seed of {REFERENCE_ROW}. Regenerate: `{command}`"
+        f"({RESAMPLES:,} resamples; with fewer than 3 seeds over problems only). {variance_text(data)} "
+        "A value stands on all samples of the protocol; seeds x runs of a problem are listed by benchmark. "
+        "Differences are in points, paired by seed and problem; a row without training is one policy, which "
+        f"stands against each seed of {REFERENCE_ROW}. {tests_text(data)} "
+        f"{_detectable_range(data)} Regenerate: `{command}`"
     )

@@ -14,6 +14,7 @@ from analysis.table_data import (
     COLUMNS,
     REFERENCE_ROW,
     Line,
+    correct_for_comparisons,
     difference_fields,
     empty_line,
     paper_lines,
@@ -55,6 +56,8 @@ def build_evaluation_table(
             ours = [] if _is_left_out(row, evaluations) else _our_lines(logs, evaluations, table, row)
             shared: Line = {"table": name, "row": row.row, "kind": row.kind}
             lines += [_empty() | shared | line for line in paper_lines(name, table, row) + ours]
+    if only is None:
+        correct_for_comparisons(lines)
     return pd.DataFrame(lines, columns=list(EVALUATION_COLUMNS))
 
 
@@ -155,7 +158,7 @@ def _compared_fields(
         return {"note": "; ".join([*notes, NOT_COMPARABLE])}
     if row.kind != "run":
         outcomes = _for_each_seed(outcomes, reference.outcomes.seeds)
-    fields = difference_fields(outcomes, reference.outcomes)
+    fields = difference_fields(outcomes, reference.outcomes, tested=True)
     if fields and fields["difference_low"] == fields["difference_high"]:
         return {
             "note": "; ".join([*notes, NOTHING_TO_RESAMPLE])

@@ -30,6 +30,9 @@ from analysis.imported import captions, imported_curves
 from analysis.load import Logs, Run, load_logs
 from analysis.panels import PANELS
 from analysis.panels import X_LABELS as PANEL_X_LABELS
+from analysis.recovery import build_recovery, first_phase_sentences, switching_rows
+from analysis.recovery import lay_out as lay_out_recovery
+from analysis.render import write_sheet
 from analysis.rows import row_status
 
 
@@ -50,6 +53,8 @@ def draw_figure(logs: Logs, name: str, axis: XAxis, out: Path, command: str) -> 
     drawing.write_figure(composed.canvas, stem, composed.line)
     stem.with_suffix(".md").write_text(composed.caption, encoding="utf-8")
     write_data(stem.with_suffix(".csv"), composed.frames)
+    if load_artifacts().figures[name].mark_switches:
+        _write_recovery(logs, load_artifacts().figures[name], out / f"{name}_recovery", command)
     return stem
 
 
@@ -75,6 +80,8 @@ def compose_figure(logs: Logs, name: str, axis: XAxis, command: str) -> Composed
         drawing.finish_panel(place, title, label, panel.y_label, panel.y_limits, whole_numbers, data.empty)
         frames.append(data.assign(panel=panel.name))
     remarks += [figure.remark] if figure.remark else []
+    if figure.mark_switches:
+        remarks += first_phase_sentences(logs, switching_rows(figure))
     line = f"{_where(logs, figure)}{_band(logs, figure)}. {command}"
     return ComposedFigure(canvas, line, _caption(logs, figure, list(dict.fromkeys(remarks)), command), frames)
 
@@ -85,6 +92,13 @@ def write_data(path: Path, frames: list[pd.DataFrame]) -> None:
     first = [column for column in ("panel", "row", "series") if column in data]
     data = data[[*first, *(column for column in data if column not in first)]]
     data.to_csv(path, index=False, float_format="%.7g", lineterminator="\n")
+
+
+def _write_recovery(logs: Logs, figure: Figure, stem: Path, command: str) -> None:
+    """The times of recovery after the figure's switches, as CSV, Markdown and LaTeX beside it."""
+    rows = switching_rows(figure)
+    data = build_recovery(logs, rows)
+    write_sheet(stem, data, lay_out_recovery(data, logs, rows, command))
 
 
 def _draw_panel(logs: Logs, panel: Panel, axes: Axes, axis: XAxis) -> list[Curve]:

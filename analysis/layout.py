@@ -33,7 +33,8 @@ def lay_out(data: pd.DataFrame, logs: Logs, name: str, command: str) -> Sheet:
     header += [f"{ALL_TASKS}, {LAST} (%)"] if table.early_step else []
     header += ["score: mean of last two (%)"]
     header += [f"difference to sao, {EARLY}"] if table.early_step else []
-    header += ["difference to sao, score", f"{BEFORE_COLLAPSE} (%)", "seeds", "CPU-min a run", "notes"]
+    header += ["difference to sao, score", "p (Holm)", "detectable", "interquartile mean (%)"]
+    header += [f"{BEFORE_COLLAPSE} (%)", "seeds", "CPU-min a run", "notes"]
 
     rows = []
     for row in table.rows:
@@ -47,7 +48,8 @@ def lay_out(data: pd.DataFrame, logs: Logs, name: str, command: str) -> Sheet:
         cells += [_value_cell(lines, LAST, ALL_TASKS)] if table.early_step else []
         cells += [_value_cell(lines, SCORE, ALL_TASKS)]
         cells += [_difference_cell(lines, EARLY)] if table.early_step else []
-        cells += [_difference_cell(lines, SCORE), _value_cell(lines, BEFORE_COLLAPSE, ALL_TASKS)]
+        cells += [_difference_cell(lines, SCORE), *_statistics_cells(lines)]
+        cells += [_value_cell(lines, BEFORE_COLLAPSE, ALL_TASKS)]
         rows.append([*cells, _seeds_cell(lines), _compute_cell(lines), _notes_cell(lines, row.kind)])
     header, rows = _with_imported(data, header, rows)
     title = f"{table.place}: {table.title}" if table.place else table.title
@@ -93,6 +95,16 @@ def difference_text(value: float, low: float, high: float) -> str:
     return EMPTY if np.isnan(value) else f"{value:+.1f} [{low:.1f}, {high:.1f}]"
 
 
+def chance_text(p: float, p_holm: float) -> str:
+    """`0.03 (0.09)`: a p-value and its correction; a dash for what is not there."""
+    return EMPTY if np.isnan(p) else f"{p:.2g} ({EMPTY if np.isnan(p_holm) else f'{p_holm:.2g}'})"
+
+
+def points_text(value: float) -> str:
+    """Points with one decimal, a dash without a value."""
+    return EMPTY if np.isnan(value) else f"{value:.1f}"
+
+
 def row_name(lines: pd.DataFrame, row: str) -> str:
     """Label and id of a row."""
     return f"{lines['label'].iloc[-1]} (`{row}`)"
@@ -126,6 +138,15 @@ def _difference_cell(lines: pd.DataFrame, measure: str) -> str:
     if line is None:
         return EMPTY
     return difference_text(line["difference_to_sao"], line["difference_low"], line["difference_high"])
+
+
+def _statistics_cells(lines: pd.DataFrame) -> list[str]:
+    """p-value with Holm's correction, detectable difference and interquartile mean of a row's score."""
+    line = find_line(lines, SCORE, ALL_TASKS)
+    if line is None:
+        return [EMPTY] * 3
+    middle = (line["interquartile_mean"], line["interquartile_low"], line["interquartile_high"])
+    return [chance_text(line["p"], line["p_holm"]), points_text(line["detectable"]), value_text(*middle)]
 
 
 def _seeds_cell(lines: pd.DataFrame) -> str:
@@ -166,6 +187,35 @@ def _how_made(data: pd.DataFrame, logs: Logs, task: str, command: str) -> str:
         f"Scale {logs.scale}, task {task or 'not started'}, finished seeds a row: {seeds}, "
         f"{'no' if problems.empty else problems.max()} held-out problems. Values are percent of problems "
         "solved, the mean over seeds with its 95% interval: crossed bootstrap over seeds and problems "
-        f"({RESAMPLES:,} resamples; with fewer than 3 seeds over problems only). Differences are in points, "
-        f"paired by seed and problem. Regenerate: `{command}`"
+        f"({RESAMPLES:,} resamples; with fewer than 3 seeds over problems only). {variance_text(data)} "
+        f"Differences are in points, paired by seed and problem. {tests_text(data)} Interquartile mean: "
+        "middle half of the scores of all seeds in all difficulty bands, interval over seeds and over "
+        "problems drawn within the bands; the mean's interval made the same way is in the CSV "
+        f"(stratified_low, stratified_high). Regenerate: `{command}`"
     )
+
+
+def tests_text(data: pd.DataFrame) -> str:
+    """What the columns of p and of the detectable difference say, and how many comparisons the table has."""
+    counts = data["comparisons"].dropna()
+    number = f"the {counts.iloc[0]} comparisons" if len(counts) else "the comparisons"
+    return (
+        "p: the error at which the interval of the difference would just touch 0 (fewer than 3 seeds: sign "
+        f"flips over problems); Holm: corrected for {number} of this table. Detectable: the smallest true "
+        "difference in points that the design would show in 80% of repeats, at the spread of its own runs."
+    )
+
+
+def variance_text(data: pd.DataFrame) -> str:
+    """Whose variance the intervals of a table show, and n."""
+    ours = data[(data["variance"] != "") & (data["measure"] != WARM_START)]
+    if ours.empty:
+        return "Variance shown: none."
+    said = []
+    for variance, lines in ours.groupby("variance"):
+        counts = " or ".join(map(str, sorted(set(lines["seeds"]))))
+        problems = sorted(set(lines["problems"]))
+        span = str(problems[-1]) if len(problems) == 1 else f"{problems[0]} to {problems[-1]}"
+        seeds = "seed" if counts == "1" else "seeds"
+        said.append(f"{variance} (n = {counts} {seeds} x {span} problems)")
+    return f"Variance shown: {'; '.join(said)}."

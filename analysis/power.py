@@ -73,6 +73,17 @@ def minimum_detectable_difference(
     return float(shift) * sqrt(true_variance)
 
 
+def detectable_difference(differences: Array) -> float:
+    """`minimum_detectable_difference` of paired `differences` [seeds, problems] for their own design.
+
+    NaN for fewer than two seeds or problems, which say nothing of how much these vary.
+    """
+    seeds, problems = differences.shape
+    if min(seeds, problems) < 2:
+        return float("nan")
+    return minimum_detectable_difference(variance_components(differences), seeds, problems)
+
+
 def _share_found(shift: float, threshold: float, freedom: float) -> float:
     """How often the interval excludes 0 where the true difference is `shift` true standard errors.
 

@@ -9,6 +9,7 @@ published.md and .tex with the findings alone. `docs/statistics.md` states each 
 import argparse
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,24 @@ from analysis.artifacts import PUBLISHED_FILE
 from analysis.command import run_command
 from analysis.published_checks import (
     Finding,
+    baselines_ahead,
     copied_cells,
     disagreeing_tables,
     off_grid,
     own_runs_by_chance,
+    repeated_captions,
     wrong_labels,
 )
-from analysis.published_values import RunCount, Value, load_run_counts, load_values
+from analysis.published_values import (
+    CurvePoint,
+    RunCount,
+    Value,
+    load_captions,
+    load_curves,
+    load_run_counts,
+    load_values,
+    missing_files,
+)
 from analysis.render import EMPTY, Sheet, write_sheet
 
 COLUMNS = (
@@ -45,13 +57,20 @@ COLUMNS = (
 )
 
 
-def check_values(values: list[Value], counts: list[RunCount]) -> list[Finding]:
+def check_values(
+    values: list[Value],
+    counts: list[RunCount],
+    captions: Sequence[Value] = (),
+    curves: Sequence[CurvePoint] = (),
+) -> list[Finding]:
     """All findings, in the order of the checks and of the values' lines."""
     return [
         *off_grid(values, counts),
         *copied_cells(values),
         *disagreeing_tables(values),
         *wrong_labels(values),
+        *repeated_captions(list(captions)),
+        *baselines_ahead(list(curves)),
     ]
 
 
@@ -60,8 +79,14 @@ def build_table(values: list[Value], counts: list[RunCount], findings: list[Find
     return pd.DataFrame([_line(value, counts, findings) for value in values], columns=list(COLUMNS))
 
 
-def lay_out(values: list[Value], counts: list[RunCount], findings: list[Finding], command: str) -> Sheet:
-    """The findings as text cells, and below them how much was checked."""
+def lay_out(
+    values: list[Value],
+    counts: list[RunCount],
+    findings: list[Finding],
+    command: str,
+    not_checked: Sequence[str] = (),
+) -> Sheet:
+    """The findings as text cells, and below them how much was checked and what was not."""
     header = ["finding", "where", "row", "benchmark", "value", "source line", "detail"]
     rows = [
         [
@@ -84,7 +109,8 @@ def lay_out(values: list[Value], counts: list[RunCount], findings: list[Finding]
         f"runs: random digits would all lie on it with a chance of {own_runs_by_chance(own, counts):.1g}). "
         f"Rules: docs/statistics.md. Regenerate: `{command}`"
     )
-    return Sheet("Checks on the published values", header, rows, [footer])
+    left = [f"Not checked, for lack of data: {'; '.join(not_checked)}."] if not_checked else []
+    return Sheet("Checks on the published values", header, rows, [*left, footer])
 
 
 def _line(value: Value, counts: list[RunCount], findings: list[Finding]) -> dict[str, Any]:
@@ -126,17 +152,21 @@ def main(arguments: list[str] | None = None) -> None:
         "--values",
         type=Path,
         default=PUBLISHED_FILE.parent,
-        help="folder with paper.csv, independent_runs.csv, relabelled.csv and run_counts.csv",
+        help="folder with paper.csv, independent_runs.csv, relabelled.csv, run_counts.csv, and if there are "
+        "any captions.csv and curves.csv",
     )
     options = parser.parse_args(arguments)
     values, counts = load_values(options.values), load_run_counts(options.values)
-    findings = check_values(values, counts)
+    findings = check_values(values, counts, load_captions(options.values), load_curves(options.values))
+    not_checked = missing_files(options.values)
     words = ["python", "-m", "analysis.published", "--out", str(options.out)]
     words += ["--values", str(options.values)] if options.values != PUBLISHED_FILE.parent else []
-    sheet = lay_out(values, counts, findings, shlex.join(words))
+    sheet = lay_out(values, counts, findings, shlex.join(words), not_checked)
     write_sheet(options.out, build_table(values, counts, findings), sheet)
     for row in sheet.rows or [[EMPTY, "nothing found"]]:
         print(": ".join(cell for cell in row if cell))
+    for what in not_checked:
+        print(f"not checked: {what}")
     print(f"wrote {options.out}.csv, .md and .tex")
 
 

@@ -1,17 +1,22 @@
 """The checks on published values; each finds its cases by a rule and knows none of them beforehand."""
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import combinations
 from math import prod
 from statistics import mean, median
 
-from analysis.published_values import REPEATED, RunCount, Value
+from analysis.published_values import OWN_RUN, REPEATED, CurvePoint, RunCount, Value
 
 OFF_GRID = "off the grid"
 COPIED = "copied cell"
 DISAGREEING = "tables disagree"
 MISLABELLED = "wrong label"
+SAME_CAPTION = "repeated caption"
+BASELINE_AHEAD = "baseline ahead"
+
+METHOD_ROWS = ("sao", "sao_online")
 
 FEWEST_EQUAL_CELLS = 2
 HUNDRED = 100
@@ -106,6 +111,48 @@ def wrong_labels(values: list[Value]) -> list[Finding]:
         )
         findings.append(Finding(MISLABELLED, value, detail))
     return findings
+
+
+def repeated_captions(captions: list[Value]) -> list[Finding]:
+    """Captions that another table or figure has before them, whatever their numbers and spaces."""
+    findings = []
+    for first, second in combinations(captions, 2):
+        if first.place != second.place and _caption_words(first) == _caption_words(second):
+            detail = f"is the caption of {first.place} too ({first.file}:{first.line})"
+            findings.append(Finding(SAME_CAPTION, second, detail))
+    return findings
+
+
+def baselines_ahead(points: list[CurvePoint]) -> list[Finding]:
+    """Phases of a published figure in which a baseline's curve is higher in the mean than the method's."""
+    findings = []
+    for artifact, phase in dict.fromkeys((point.artifact, point.phase) for point in points):
+        curves: dict[str, list[CurvePoint]] = {}
+        for point in points:
+            if (point.artifact, point.phase) == (artifact, phase):
+                curves.setdefault(point.row, []).append(point)
+        means = {row: mean(point.value for point in curve) for row, curve in curves.items()}
+        for method in (row for row in curves if row in METHOD_ROWS):
+            for row in (row for row in curves if row not in METHOD_ROWS and means[row] > means[method]):
+                findings.append(
+                    _ahead(curves[row], curves[method][0].label, phase, means[row], means[method])
+                )
+    return findings
+
+
+def _ahead(curve: list[CurvePoint], method: str, phase: int, height: float, other: float) -> Finding:
+    first = curve[0]
+    value = Value(
+        "curves.csv", first.line, first.artifact, first.row, first.label, "", f"{height:.3g}", OWN_RUN
+    )
+    return Finding(
+        BASELINE_AHEAD, value, f"phase {phase}: mean {height:.3g} against {other:.3g} of '{method}'"
+    )
+
+
+def _caption_words(caption: Value) -> list[str]:
+    """The words of a caption without its own number (`Table 4:`)."""
+    return re.sub(r"^\s*(table|figure)\s*\w+\s*[.:]?", "", caption.text.lower()).split()
 
 
 def _rows(values: Iterable[Value]) -> dict[str, dict[str, Value]]:

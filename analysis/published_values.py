@@ -8,16 +8,25 @@ from pathlib import Path
 from analysis.artifacts import load_artifacts
 from analysis.load import AnalysisError
 
+CAPTION = "caption"
 OWN_RUN = "own run"
 REFERENCE = "reference model"
 OTHERS = "run of others"
 REPEATED = "repeated elsewhere"
+
+OPTIONAL_FILES = {
+    "captions.csv": "captions of the paper's tables and figures",
+    "curves.csv": "curves read off the paper's figures",
+}
+"""What the checks read where it lies beside the values; this suite ships neither."""
 
 FILES = {
     "paper.csv": ("artifact", "row", "label", "benchmark", "value", "source"),
     "independent_runs.csv": ("source", "row", "benchmark", "value"),
     "relabelled.csv": ("place", "label", "benchmark", "value", "source"),
     "run_counts.csv": ("file", "source", "benchmark", "problems", "runs"),
+    "captions.csv": ("artifact", "caption", "source"),
+    "curves.csv": ("artifact", "row", "label", "phase", "step", "value", "source"),
 }
 
 
@@ -96,6 +105,19 @@ class RunCount:
         return 100 / self.samples > 2 * value.rounding
 
 
+@dataclass(frozen=True)
+class CurvePoint:
+    """One point of a published curve, from line `line` of curves.csv; `phase` counts from 1."""
+
+    line: int
+    artifact: str
+    row: str
+    label: str
+    phase: int
+    step: float
+    value: float
+
+
 def load_values(folder: Path) -> list[Value]:
     """All reported values of the folder's files, in order; cells that the paper leaves empty are left out.
 
@@ -138,6 +160,40 @@ def load_run_counts(folder: Path) -> list[RunCount]:
     return counts
 
 
+def load_captions(folder: Path) -> list[Value]:
+    """The captions of captions.csv, the caption as `text`; none where the folder has no such file."""
+    return [
+        Value("captions.csv", line, cells["artifact"], "", "caption", "", cells["caption"], CAPTION)
+        for line, cells in _read_optional(folder / "captions.csv")
+    ]
+
+
+def load_curves(folder: Path) -> list[CurvePoint]:
+    """The points of curves.csv; none where the folder has no such file.
+
+    Raises AnalysisError, naming the line, where phase, step or value is no number.
+    """
+    points = []
+    path = folder / "curves.csv"
+    for line, cells in _read_optional(path):
+        try:
+            phase, step, height = int(cells["phase"]), float(cells["step"]), float(cells["value"])
+        except ValueError as error:
+            raise AnalysisError(f"{path}: line {line}: {error}; write numbers") from error
+        points.append(CurvePoint(line, cells["artifact"], cells["row"], cells["label"], phase, step, height))
+    return points
+
+
+def missing_files(folder: Path) -> list[str]:
+    """What could be checked if the folder had it, in words."""
+    lacking = [name for name in OPTIONAL_FILES if not (folder / name).is_file()]
+    return [f"{OPTIONAL_FILES[name]} ({folder / name} is not there)" for name in lacking]
+
+
+def _read_optional(path: Path) -> list[tuple[int, dict[str, str]]]:
+    return _read(path) if path.is_file() else []
+
+
 def _value(
     file: str, line: int, place: str, row: str, label: str, cells: dict[str, str], origin: str
 ) -> Value:
@@ -162,7 +218,7 @@ def _read(path: Path) -> list[tuple[int, dict[str, str]]]:
     for line, cells in records:
         if None in cells or None in cells.values():
             raise AnalysisError(f"{path}: line {line}: has not {len(header)} cells; restore the file")
-        if cells.get("value") and not _is_percent(cells["value"]):
+        if path.name != "curves.csv" and cells.get("value") and not _is_percent(cells["value"]):
             raise AnalysisError(
                 f"{path}: line {line}: value is {cells['value']!r}; write a number from 0 to 100, or nothing"
             )

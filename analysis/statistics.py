@@ -30,6 +30,16 @@ STUDENT_T = "Student's t over seeds"
 EXACT = "Clopper-Pearson"
 NO_INTERVAL = "no interval"
 
+SEEDS_AND_PROBLEMS, SEEDS, PROBLEMS, NONE = "seeds and problems", "seeds", "problems", "none"
+VARIANCE = {
+    CROSSED: SEEDS_AND_PROBLEMS,
+    PROBLEMS_ONLY: PROBLEMS,
+    STUDENT_T: SEEDS,
+    EXACT: PROBLEMS,
+    NO_INTERVAL: NONE,
+}
+"""Whose variance an interval of `accuracy_interval`, `crossed_bootstrap` or `student_t` shows, by method."""
+
 Array = NDArray[np.float64]
 
 

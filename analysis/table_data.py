@@ -8,8 +8,10 @@ import pandas as pd
 from analysis.artifacts import Artifacts, Table, TableRow, load_artifacts, load_published, row_label
 from analysis.imported import imported_lines
 from analysis.load import Logs, Outcomes, Run, stack_outcomes
+from analysis.power import detectable_difference
 from analysis.rows import NOT_RUN, row_status
-from analysis.statistics import Interval, accuracy_interval, crossed_bootstrap
+from analysis.statistics import VARIANCE, Interval, accuracy_interval, crossed_bootstrap, holm, p_value
+from analysis.stratified import stratified_interquartile_mean, stratified_mean
 
 COLUMNS = (
     "table",
@@ -34,7 +36,19 @@ COLUMNS = (
     "status",
     "note",
     "runs",
+    "variance",
+    "interquartile_mean",
+    "interquartile_low",
+    "interquartile_high",
+    "stratified_low",
+    "stratified_high",
+    "p",
+    "p_holm",
+    "comparisons",
+    "detectable",
 )
+STATISTICS = COLUMNS[COLUMNS.index("interquartile_mean") :]
+"""Columns of the values that a table compares: scores over all tasks, or evaluations on benchmarks."""
 REFERENCE_ROW = "sao"
 
 ALL_TASKS = "all tasks"
@@ -63,9 +77,18 @@ def build_table(logs: Logs, name: str, only: str | None = None) -> pd.DataFrame:
     for row in (row for row in table.rows if only in (None, row.row)):
         for line in paper_lines(name, table, row) + _our_lines(logs, table, row, columns):
             lines.append(empty_line() | {"table": name, "row": row.row, "kind": row.kind} | line)
+    if only is None:
+        correct_for_comparisons(lines)
     for line in imported_lines(logs.imported, table) if only is None else ():
         lines.append(empty_line() | {"table": name} | line)
     return pd.DataFrame(lines, columns=list(COLUMNS))
+
+
+def correct_for_comparisons(lines: list[Line]) -> None:
+    """Give the lines that hold a p-value their number and Holm's correction for it, in place."""
+    tested = {index: p for index, line in enumerate(lines) if isinstance(p := line["p"], float) and p == p}
+    for index, adjusted in zip(tested, holm(list(tested.values())), strict=True):
+        lines[index] |= {"p_holm": float(adjusted), "comparisons": len(tested)}
 
 
 def table_columns(artifacts: Artifacts, table: Table, logs: Logs) -> dict[str, str | None]:
@@ -88,11 +111,11 @@ def task_of(logs: Logs, table: Table) -> str:
 
 def empty_line() -> Line:
     """A line without values."""
-    numbers = {name: np.nan for name in COLUMNS if name.startswith("difference_")}
+    numbers = {name: np.nan for name in COLUMNS if name.startswith("difference_") or name in STATISTICS}
     return {
         **dict.fromkeys(COLUMNS, ""),
         **numbers,
-        **dict.fromkeys(("step", "seeds", "problems", "difference_seeds"), pd.NA),
+        **dict.fromkeys(("step", "seeds", "problems", "difference_seeds", "comparisons"), pd.NA),
         **dict.fromkeys(("value", "low", "high", "cpu_minutes"), np.nan),
         "difference_interval": "",
     }
@@ -159,23 +182,44 @@ def _measured_lines(logs: Logs, table: Table, row: str, columns: dict[str, str |
         "cpu_minutes": float(np.mean([run.cpu_minutes for run in runs])),
         "runs": " ".join(run.directory for run in runs),
     }
-    lines = [
-        common | {"measure": measure, "column": column, "step": steps[measure]} | fields
-        for measure, take in measures.items()
-        for column, band in columns.items()
-        if (fields := _compared_fields(logs, row, take, band)) is not None
-    ]
+    lines = []
+    for measure, take in measures.items():
+        for column, band in columns.items():
+            fields = _compared_fields(logs, row, take, band, tested=measure == SCORE and band is None)
+            if fields is not None:
+                place: Line = {"measure": measure, "column": column, "step": steps[measure]}
+                lines.append(common | place | fields)
     return lines + _collapse_lines(runs, common, columns)
 
 
-def _compared_fields(logs: Logs, row: str, take: Callable[[Run], pd.Series], band: str | None) -> Line | None:
-    """Value of a row with its interval and its paired difference to the reference row."""
+def _compared_fields(
+    logs: Logs, row: str, take: Callable[[Run], pd.Series], band: str | None, tested: bool
+) -> Line | None:
+    """Value of a row with its interval and its paired difference to the reference row.
+
+    `tested`: with the statistics of the value that the table compares.
+    """
     outcomes = logs.outcomes(row, take, band)
     if outcomes is None:
         return None
     reference = None if row == REFERENCE_ROW else logs.outcomes(REFERENCE_ROW, take, band)
-    fields = value_fields(accuracy_interval(outcomes.shares))
-    return fields | difference_fields(outcomes, reference)
+    fields = value_fields(accuracy_interval(outcomes.shares)) | difference_fields(outcomes, reference, tested)
+    return fields | stratified_fields(logs, row, take) if tested else fields
+
+
+def stratified_fields(logs: Logs, row: str, take: Callable[[Run], pd.Series]) -> Line:
+    """Interquartile mean over seeds and difficulty bands, and intervals with problems drawn within bands."""
+    task = str(logs.finished(row)[0].record.config["task"]["name"])
+    bands: list[str | None] = list(load_artifacts().bands.get(task, [])) or [None]
+    outcomes = [found.shares for band in bands if (found := logs.outcomes(row, take, band)) is not None]
+    middle, mean = stratified_interquartile_mean(outcomes), stratified_mean(outcomes)
+    return {
+        "interquartile_mean": 100 * middle.estimate,
+        "interquartile_low": 100 * middle.low,
+        "interquartile_high": 100 * middle.high,
+        "stratified_low": 100 * mean.low,
+        "stratified_high": 100 * mean.high,
+    }
 
 
 def value_fields(interval: Interval) -> Line:
@@ -187,11 +231,15 @@ def value_fields(interval: Interval) -> Line:
         "interval": interval.method,
         "seeds": interval.seeds,
         "problems": interval.problems,
+        "variance": VARIANCE[interval.method],
     }
 
 
-def difference_fields(outcomes: Outcomes, reference: Outcomes | None) -> Line:
-    """The paired difference to the reference in points; empty where the two share no seed."""
+def difference_fields(outcomes: Outcomes, reference: Outcomes | None, tested: bool = False) -> Line:
+    """The paired difference to the reference in points; empty where the two share no seed.
+
+    `tested`: with its p-value, and the smallest difference that this design would show.
+    """
     if reference is None:
         return {}
     difference = outcomes.minus(reference)
@@ -204,7 +252,12 @@ def difference_fields(outcomes: Outcomes, reference: Outcomes | None) -> Line:
         "difference_high": 100 * interval.high,
         "difference_interval": interval.method,
         "difference_seeds": interval.seeds,
-    }
+    } | (tested_fields(difference.shares) if tested else {})
+
+
+def tested_fields(differences: np.ndarray) -> Line:
+    """p-value of paired differences [seeds, problems], and their design's detectable difference in points."""
+    return {"p": p_value(differences), "detectable": 100 * detectable_difference(differences)}
 
 
 def _collapse_lines(runs: list[Run], common: Line, columns: dict[str, str | None]) -> list[Line]:

@@ -3,7 +3,10 @@
     python -m analysis.trace results/cpu/runs/sao/seed0                       # which trajectories are logged
     python -m analysis.trace results/cpu/runs/sao/seed0 --problem 9e514fea [--step 72]
 
+    python -m analysis.trace results/cpu/runs/sao/seed0 --training [--problem 1f0c --sample 1]
+
 Every evaluation of a run logs a few trajectories; without `--step` the latest of the problem is shown.
+`--training` shows those of the batch trained on before it, whose ratios tell how far the sampler was behind.
 """
 
 import argparse
@@ -25,18 +28,24 @@ from analysis.render import EMPTY
 from sao.runlog import TRAJECTORY_COLUMNS, RunError, RunRecord, read_run
 from sao.runlog_files import read_records
 
-FILE = "trajectories.jsonl.gz"
+FILE, TRAINING_FILE = "trajectories.jsonl.gz", "training_trajectories.jsonl.gz"
 TOKEN_COLUMNS = [name for name, column in TRAJECTORY_COLUMNS.items() if column.type == "list"]
 RATIO_NOTE = (
     "Evaluations are sampled with the trainer's exact weights, so ratios differ from 1 by rounding alone; "
     "what stale and rounded weights do in training is in the ratio columns of metrics.jsonl"
 )
+TRAINING_NOTE = (
+    "Ratios: the trainer's weights before this update over the weights that sampled the token, which were "
+    "older and rounded. Values and advantages are from before the critic's updates on this batch."
+)
 
 Trajectory = dict[str, Any]
 
 
-def load_trajectories(path: Path) -> tuple[RunRecord, list[Trajectory]]:
+def load_trajectories(path: Path, training: bool = False) -> tuple[RunRecord, list[Trajectory]]:
     """The run in directory `path` and its logged trajectories, in the order of their steps.
+
+    Those of evaluations, or with `training` those of batches that were trained on.
 
     Raises AnalysisError where the folder holds no run, the run logged none, or a file is damaged.
     """
@@ -48,43 +57,53 @@ def load_trajectories(path: Path) -> tuple[RunRecord, list[Trajectory]]:
         record = read_run(path)
     except RunError as error:
         raise AnalysisError(str(error)) from error
-    lines = read_trajectories(path)
+    lines = read_trajectories(path, training)
     if not lines:
+        older = ", and runs of older versions have none of training" if training else ""
         raise AnalysisError(
-            f"{path / FILE}: no trajectories; they are logged from the first evaluation on, and of published "
-            "runs the first seed alone has them"
+            f"{path / _file(training)}: no trajectories; they are logged from the first evaluation on, and "
+            f"of published runs the first seed alone has them{older}"
         )
     return record, lines
 
 
-def read_trajectories(path: Path) -> list[Trajectory]:
+def read_trajectories(path: Path, training: bool = False) -> list[Trajectory]:
     """Trajectories of the run in `path`, in the order of their steps; AnalysisError for a damaged file."""
+    file = path / _file(training)
     try:
-        lines = read_records(path / FILE)
+        lines = read_records(file)
     except RunError as error:
         raise AnalysisError(str(error)) from error
     for number, line in enumerate(lines, start=1):
-        _check(path / FILE, number, line)
+        _check(file, number, line)
     return lines
 
 
-def pick(lines: list[Trajectory], path: Path, problem: str, step: int | None) -> Trajectory:
+def pick(lines: list[Trajectory], path: Path, problem: str, step: int | None, sample: int = 0) -> Trajectory:
     """The trajectory of a problem, given by its id or the id's beginning, at `step` or at the latest one.
 
-    Raises AnalysisError, naming what there is, where none fits or the beginning fits several problems.
+    `sample`: which of several of that problem and step, from 0. Raises AnalysisError, naming what there is,
+    where none fits or the beginning fits several problems.
     """
     known = list(dict.fromkeys(line["problem_id"] for line in lines))
     found = [name for name in known if name.startswith(problem)]
     if len(found) != 1:
         what = "is the beginning of several" if found else "is not logged"
-        raise AnalysisError(
-            f"--problem {problem}: {what} in {path / FILE}; there are: {', '.join(found or known)}"
-        )
-    logged = {line["step"]: line for line in lines if line["problem_id"] == found[0]}
+        raise AnalysisError(f"--problem {problem}: {what} in {path}; there are: {', '.join(found or known)}")
+    logged: dict[int, list[Trajectory]] = {}
+    for line in lines:
+        if line["problem_id"] == found[0]:
+            logged.setdefault(line["step"], []).append(line)
     if step is not None and step not in logged:
         steps = ", ".join(map(str, sorted(logged)))
         raise AnalysisError(f"--step {step}: problem {found[0]} was not logged then; there are: {steps}")
-    return logged[max(logged) if step is None else step]
+    chosen = logged[max(logged) if step is None else step]
+    if not 0 <= sample < len(chosen):
+        raise AnalysisError(
+            f"--sample {sample}: problem {found[0]} has {len(chosen)} at step {chosen[0]['step']}; "
+            f"give a number from 0 to {len(chosen) - 1}"
+        )
+    return chosen[sample]
 
 
 def list_trajectories(lines: list[Trajectory]) -> Table:
@@ -140,27 +159,33 @@ def dis_band(config: dict[str, Any]) -> tuple[float, float] | None:
     return 1 - objective["eps_low"], 1 + objective["eps_high"]
 
 
-def show(console: Console, record: RunRecord, trajectory: Trajectory) -> None:
+def show(console: Console, record: RunRecord, trajectory: Trajectory, training: bool = False) -> None:
     """Print one trajectory: what it is, its tokens, and how to read them."""
+    when = f"in update {trajectory['step']}" if training else f"after {trajectory['step']} updates"
     band = dis_band(record.config)
     actions = sum(trajectory["action_mask"])
     console.print(
         Text(
-            f"{record.path}  problem {trajectory['problem_id']} ({trajectory['label'] or 'no label'}) after "
-            f"{trajectory['step']} updates: {trajectory['status']}, reward {trajectory['reward']:g}, "
+            f"{record.path}  problem {trajectory['problem_id']} ({trajectory['label'] or 'no label'}) "
+            f"{when}: {trajectory['status']}, reward {trajectory['reward']:g}, "
             f"{len(trajectory['action_mask'])} tokens, {actions} of them actions"
         )
     )
     console.print(token_table(trajectory, band))
-    for note in notes(record, trajectory, band):
+    for note in notes(record, trajectory, band, training):
         console.print(Text(note))
 
 
-def notes(record: RunRecord, trajectory: Trajectory, band: tuple[float, float] | None) -> list[str]:
+def notes(
+    record: RunRecord, trajectory: Trajectory, band: tuple[float, float] | None, training: bool = False
+) -> list[str]:
     """What the columns mean for this run."""
     lines = [f"{RATIO_NOTE}{_training_ratios(record, trajectory['step'])}."]
+    if training:
+        lines = [TRAINING_NOTE]
     if band is not None:
         lines.append(f"DIS keeps ratios inside ({band[0]:g}, {band[1]:g}); others are marked 'masked'.")
+        lines += [_masked_count(trajectory, band)] if training else []
     if trajectory["values"] is None:
         lines.append("No values: this row has no critic.")
     if trajectory["advantages"] is None:
@@ -185,6 +210,13 @@ def _action_cells(trajectory: Trajectory, position: int, band: tuple[float, floa
     ]
 
 
+def _masked_count(trajectory: Trajectory, band: tuple[float, float]) -> str:
+    ratios = [ratio(trajectory, position) for position in range(len(trajectory["action_mask"]))]
+    known = [value for value in ratios if value is not None]
+    masked = sum(not band[0] < value < band[1] for value in known)
+    return f"Masked here: {masked} of {len(known)} action tokens."
+
+
 def _training_ratios(record: RunRecord, step: int) -> str:
     """Quantiles of the ratio in the update before an evaluation after `step` updates."""
     lines = record.metrics[record.metrics["step"] == step - 1]
@@ -192,6 +224,10 @@ def _training_ratios(record: RunRecord, step: int) -> str:
         return ""
     low, middle, high = (lines[f"ratio_q{quantile}"].iloc[0] for quantile in ("01", "50", "99"))
     return f" (update {step - 1}: 1% {low:.3g}, median {middle:.3g}, 99% {high:.3g})"
+
+
+def _file(training: bool) -> str:
+    return TRAINING_FILE if training else FILE
 
 
 def _check(path: Path, number: int, line: Trajectory) -> None:
@@ -222,14 +258,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--problem", help="problem id or its beginning; without it the logged ones are listed"
     )
-    parser.add_argument("--step", type=int, help="policy updates before the evaluation (default: the latest)")
+    parser.add_argument(
+        "--step",
+        type=int,
+        help="policy updates before the evaluation, or with --training the update (default: the latest)",
+    )
+    parser.add_argument(
+        "--training", action="store_true", help="trajectories of the batches trained on before evaluations"
+    )
+    parser.add_argument(
+        "--sample", type=int, default=0, help="which of several of one problem and step, from 0"
+    )
     options = parser.parse_args(arguments)
-    record, lines = load_trajectories(options.run)
+    record, lines = load_trajectories(options.run, options.training)
     console = Console()
     if options.problem is None:
         console.print(list_trajectories(lines))
         return
-    show(console, record, pick(lines, options.run, options.problem, options.step))
+    file = options.run / (TRAINING_FILE if options.training else FILE)
+    chosen = pick(lines, file, options.problem, options.step, options.sample)
+    show(console, record, chosen, options.training)
 
 
 if __name__ == "__main__":

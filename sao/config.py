@@ -38,9 +38,13 @@ __all__ = [
 BASE_ROW = "sao"
 
 
+NOT_IN_DIGEST = ("title", "logging", "job")  # what a run is called, where it also logs, what its job asks for
+
+
 def digest_of(settings: dict[str, Any]) -> str:
-    """SHA-256 in hex of a run's settings as canonical JSON: sorted keys, no spaces, without the title."""
-    plain = json.loads(json.dumps({name: value for name, value in settings.items() if name != "title"}))
+    """SHA-256 in hex of a run's settings as canonical JSON: sorted keys, no spaces, without NOT_IN_DIGEST."""
+    counted = {name: value for name, value in settings.items() if name not in NOT_IN_DIGEST}
+    plain = json.loads(json.dumps(counted))
     canonical = json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(canonical.encode()).hexdigest()
 
@@ -64,6 +68,14 @@ class RunConfig(ScaleSettings, RowSettings):
         return self.critic_only_steps + self.training.updates
 
     @property
+    def preparation_steps(self) -> tuple[str, ...]:
+        """Steps of `sao.prepare` that the run starts from: "warm_start", "values_<frozen>", both or none."""
+        fine_tuned = self.warm_start is not None or self.sft is not None
+        pretrained = self.critic is not None and self.critic.pretrained
+        values = f"values_{self.critic.frozen}" if self.critic else ""
+        return (*(("warm_start",) if fine_tuned else ()), *((values,) if pretrained else ()))
+
+    @property
     def prompts_per_batch(self) -> int:
         """Prompts whose trajectories fill one batch."""
         return self.training.batch_trajectories // self.sampling.group_size
@@ -73,7 +85,7 @@ class RunConfig(ScaleSettings, RowSettings):
         return self.model_dump(mode="json")
 
     def digest(self) -> str:
-        """SHA-256 in hex of the canonical JSON of all settings but the title."""
+        """SHA-256 in hex of the canonical JSON of all settings but NOT_IN_DIGEST."""
         return digest_of(self.settings())
 
 
@@ -148,7 +160,7 @@ def preparation_digest(scale: str, task: str) -> str:
     """SHA-256 in hex of what determines the warm start and value pretraining that a task's rows share."""
     config = load_scale(scale)
     settings = config.model_dump(
-        mode="json", include={"backend", "model", "warm_start", "value_pretraining", "sampler"}
+        mode="json", include={"backend", "model", "warm_start", "sft", "value_pretraining", "sampler"}
     )
     settings["evaluation"] = config.evaluation.model_dump(mode="json", exclude={"steps"})
     settings["task"] = config.task(task).model_dump(mode="json")
@@ -187,8 +199,10 @@ def _leaves(block: Any, at: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, .
         if isinstance(value, Block):
             yield from _leaves(value, (*at, name))
         else:
+            if name not in values:
+                continue  # an optional key that is absent
             extra = field.json_schema_extra
-            tag = extra["source"] if isinstance(extra, dict) else DECISION
+            tag = extra.get("source", DECISION) if isinstance(extra, dict) else DECISION
             yield (*at, name), values[name], str(tag)
 
 

@@ -6,7 +6,16 @@ printed by `python -m sao.config show` and listed in docs/configuration.md.
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
+from pydantic.fields import FieldInfo
 
 Domain = Literal["reasoning", "coding", "writing"]
 Frozen = Literal["attention", "none", "all_but_experts_and_head"]
@@ -19,11 +28,32 @@ class Block(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
+    @model_serializer(mode="wrap")
+    def _without_absent(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Settings without the `optional` keys that are absent, so that a new one changes no older digest."""
+        values = handler(self)
+        absent = [
+            name
+            for name, field in type(self).model_fields.items()
+            if getattr(self, name) is None and is_optional(field)
+        ]
+        return {name: value for name, value in values.items() if name not in absent}
+
 
 def key(meaning: str, source: str | None = None, default: Any = ..., **limits: Any) -> Any:
     """A documented key; `source` tells where a row's base value comes from, keys of scales have none."""
     extra: dict[str, Any] | None = {"source": source} if source else None
     return Field(default, description=meaning, json_schema_extra=extra, **limits)
+
+
+def optional(meaning: str | None = None, **limits: Any) -> Any:
+    """A key that a file may leave out; absent keys are None, and no part of the settings or their digest."""
+    return Field(default=None, description=meaning, json_schema_extra={"optional": True}, **limits)
+
+
+def is_optional(field: FieldInfo) -> bool:
+    """Whether the key was declared with `optional`."""
+    return isinstance(field.json_schema_extra, dict) and bool(field.json_schema_extra.get("optional"))
 
 
 def count(meaning: str, source: str | None = None, minimum: int = 1) -> Any:

@@ -4,7 +4,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from sao.config_rows import Block, count, key, share
+from sao.config_cluster import Cluster, FineTuning, Job, Logging, OpenRLHF
+from sao.config_rows import Block, count, key, optional, share
+from sao.config_tasks import JudgedStyles, MathTask, SWETask, WritingTask
 
 
 class Pools(Block):
@@ -92,7 +94,30 @@ class ArithmeticTask(Pools):
         return self
 
 
-Task = Annotated[LocksTask | StyleTask | ArithmeticTask, Field(discriminator="environment")]
+class GeneratedWritingTask(JudgedStyles, Pools):
+    environment: Literal["writing"] = key(
+        "texts on generated requests in a chosen style, graded by a language model at an endpoint"
+    )
+    min_words: int = count("fewest words that a request asks for")
+    max_words: int = count("most words that a request asks for")
+    max_tokens: int = count("longest trajectory: prompt and text (tokens)")
+    vocabulary_size: int = count("most tokens of the tokenizer, which is trained on the task's texts")
+    demonstrator_style_noise: float = share(
+        "share of the demonstrator's style words taken from another style"
+    )
+    demonstrator_short_odds: float = share("odds that its text has fewer words than asked for")
+
+    @model_validator(mode="after")
+    def _possible_words(self) -> Self:
+        if self.min_words > self.max_words:
+            raise ValueError(f"min_words: {self.min_words} is above max_words {self.max_words}")
+        return self
+
+
+Task = Annotated[
+    LocksTask | StyleTask | ArithmeticTask | GeneratedWritingTask | MathTask | SWETask | WritingTask,
+    Field(discriminator="environment"),
+]
 
 
 class Tasks(Block):
@@ -104,6 +129,10 @@ class Tasks(Block):
 
 
 class Model(Block):
+    """The policy's network, a Qwen3-MoE: built here with these dimensions, or a released one of them."""
+
+    path: str | None = optional("released model: its name on the Hugging Face Hub, or a folder", min_length=1)
+    revision: str | None = optional("commit of the released model on the Hub", pattern=r"^[0-9a-f]{40}$")
     hidden_size: int = count("width of the residual stream")
     layers: int = count("transformer layers")
     attention_heads: int = count("query heads")
@@ -111,11 +140,22 @@ class Model(Block):
     experts: int = count("experts per layer")
     experts_per_token: int = count("experts that each token visits")
     expert_intermediate_size: int = count("width of an expert")
+    head_size: int | None = optional("width of a head; absent: hidden_size / attention_heads", ge=1)
+    vocabulary_size: int | None = optional("tokens of the vocabulary; absent: those of the task", ge=1)
     initializer_range: float = key("standard deviation of the initial weights", gt=0)
+
+    @property
+    def head_dimension(self) -> int:
+        """Width of an attention head."""
+        return self.head_size or self.hidden_size // self.attention_heads
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
-        if self.hidden_size % self.attention_heads:
+        if self.path is None and (self.revision or self.vocabulary_size):
+            raise ValueError("path: is missing; revision and vocabulary_size belong to a released model")
+        if self.path is not None and self.vocabulary_size is None:
+            raise ValueError("vocabulary_size: is missing; state it as the model's config.json has it")
+        if self.head_size is None and self.hidden_size % self.attention_heads:
             raise ValueError(
                 f"attention_heads: {self.attention_heads} does not divide hidden_size {self.hidden_size}"
             )
@@ -190,19 +230,100 @@ class Overlong(Block):
         return self
 
 
+def check_openrlhf(
+    openrlhf: OpenRLHF, cluster: Cluster, job: Job, device: str | None, sampler: Sampler
+) -> None:
+    """Raises ValueError, naming the key, where the blocks of the OpenRLHF backend do not fit together."""
+    if device is None and (openrlhf.sync_backend == "nccl" or openrlhf.attention.startswith("flash")):
+        raise ValueError("openrlhf.sync_backend: without device: cuda set gloo, and attention: sdpa or eager")
+    if device == "cuda" and openrlhf.parameter_type == "float32":
+        raise ValueError("openrlhf.parameter_type: OpenRLHF trains in bf16 with CUDA; set bf16")
+    if sampler.rounding != "none":
+        raise ValueError(f"sampler.rounding: {sampler.rounding} is the local sampler's; set none")
+    for name in ("actor", "critic"):
+        processes = getattr(cluster, name).processes
+        if processes % openrlhf.ring_attention:
+            raise ValueError(
+                f"cluster.{name}: {processes} processes are not divisible by openrlhf.ring_attention "
+                f"{openrlhf.ring_attention}"
+            )
+    tokens = openrlhf.max_tokens_per_gpu
+    if tokens is not None and tokens * openrlhf.ring_attention < sampler.max_tokens:
+        raise ValueError(
+            f"openrlhf.max_tokens_per_gpu: {tokens} x ring_attention {openrlhf.ring_attention} is below "
+            f"sampler.max_tokens {sampler.max_tokens}; raise one of the two"
+        )
+    if not cluster.one_node and cluster.actor.processes_per_node > job.gpus_per_node:
+        raise ValueError(
+            f"cluster.actor.processes_per_node: {cluster.actor.processes_per_node} is above "
+            f"job.gpus_per_node {job.gpus_per_node}"
+        )
+
+
 class ScaleSettings(Block):
     """What a scale sets for all rows alike."""
 
     backend: Literal["local", "openrlhf"] = key("engine that trains and samples")
+    device: Literal["cuda"] | None = optional("cuda: train and sample on GPUs; absent: on CPU cores")
     model: Model
-    warm_start: WarmStart
+    warm_start: WarmStart | None = optional()
+    sft: FineTuning | None = optional()
     value_pretraining: ValuePretraining
     training: Training
     sampler: Sampler
-    clock: Clock
+    clock: Clock | None = optional()
     evaluation: Evaluation
     checkpoint_interval: int = count("policy updates between two checkpoints")
     overlong: Overlong
+    openrlhf: OpenRLHF | None = optional()
+    cluster: Cluster | None = optional()
+    job: Job | None = optional()
+    logging: Logging | None = optional()
+
+    @property
+    def virtual_clock(self) -> Clock:
+        """Virtual time of the local engine; ValueError at a scale of another backend."""
+        if self.clock is None:
+            raise ValueError(f"clock: backend {self.backend} has none")
+        return self.clock
+
+    @property
+    def supervised_warm_start(self) -> WarmStart:
+        """Fine-tuning of a model built here; ValueError at a scale with a released one."""
+        if self.warm_start is None:
+            raise ValueError(f"warm_start: the released model {self.model.path} has none")
+        return self.warm_start
+
+    @model_validator(mode="after")
+    def _blocks_of_the_backend(self) -> Self:
+        needed: tuple[str, ...] = ("clock",)
+        foreign: tuple[str, ...] = ("openrlhf", "cluster", "logging")
+        if self.backend == "openrlhf":
+            needed, foreign = ("openrlhf", "cluster", "job"), ("clock",)
+        for name in needed:
+            if getattr(self, name) is None:
+                raise ValueError(f"{name}: is missing; backend {self.backend} needs it")
+        for name in foreign:
+            if getattr(self, name) is not None:
+                raise ValueError(f"{name}: backend {self.backend} does not use it; set null or remove it")
+        return self
+
+    @model_validator(mode="after")
+    def _start_of_the_model(self) -> Self:
+        if self.model.path is None and (self.warm_start is None or self.sft is not None):
+            raise ValueError("warm_start: a model that is built here needs it, and sft a released one")
+        if self.model.path is not None and self.warm_start is not None:
+            raise ValueError(f"warm_start: the released model {self.model.path} has none; set null")
+        if self.model.path is not None and self.backend == "local":
+            raise ValueError("model.path: the local engine builds its models; set backend: openrlhf")
+        return self
+
+    @model_validator(mode="after")
+    def _openrlhf(self) -> Self:
+        if self.openrlhf is None or self.cluster is None or self.job is None:
+            return self
+        check_openrlhf(self.openrlhf, self.cluster, self.job, self.device, self.sampler)
+        return self
 
     @model_validator(mode="after")
     def _evaluation_steps(self) -> Self:

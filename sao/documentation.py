@@ -17,7 +17,8 @@ from pydantic.fields import FieldInfo
 
 from sao.config_files import ROOT, models_in
 from sao.config_rows import RowConfig
-from sao.config_scales import ArithmeticTask, LocksTask, ScaleConfig, StyleTask
+from sao.config_scales import ArithmeticTask, GeneratedWritingTask, LocksTask, ScaleConfig, StyleTask
+from sao.config_tasks import MathTask, SWETask, WritingTask
 from sao.runlog_schema import ACCURACY_COLUMNS, TABLES, Column
 
 DOCUMENTS = (ROOT / "docs" / "configuration.md", ROOT / "docs" / "run_directory.md")
@@ -32,6 +33,8 @@ def tables() -> dict[str, str]:
     found["scale"] = _keys(ScaleConfig)
     found["locks"], found["style"] = _keys(LocksTask), _keys(StyleTask)
     found["arithmetic"] = _keys(ArithmeticTask)
+    found["generated_writing"] = _keys(GeneratedWritingTask)
+    found["math"], found["swe"], found["writing"] = _keys(MathTask), _keys(SWETask), _keys(WritingTask)
     return found
 
 
@@ -105,7 +108,8 @@ def _values(field: FieldInfo) -> str:
         limits = [getattr(limit, attribute) for limit in field.metadata if hasattr(limit, attribute)]
         text += "".join(f", {sign} {limit}" for limit in limits)
     if not field.is_required():
-        text += f", default {_yaml(field.get_default())}"
+        default = field.get_default()
+        text += ", may be left out" if default is None else f", default {_yaml(default)}"
     return text
 
 
@@ -132,7 +136,7 @@ def _yaml(value: Any) -> str:
 
 def _source(field: FieldInfo) -> str:
     extra = field.json_schema_extra
-    return str(extra["source"]) if isinstance(extra, dict) else ""
+    return str(extra.get("source", "")) if isinstance(extra, dict) else ""
 
 
 def _markdown(headers: list[str], lines: list[list[str]]) -> str:

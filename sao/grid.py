@@ -21,6 +21,7 @@ import yaml
 
 from sao import config
 from sao.config_files import closest
+from sao.jobs import Request, evaluation_request, preparation_request, training_request
 from sao.runlog import RunError, refusal
 from sao.switches import GridError, Switches
 
@@ -131,6 +132,27 @@ class Grid:
         """Seals that training this run starts from; a finished run needs none, so nothing trains it again."""
         run = self.run(row, seed)
         return () if run.finished else run.preparation
+
+    def training(self, row: str) -> Request:
+        """What the job of each of the row's runs asks for."""
+        settings = next(run.settings for run in self.runs if run.row == row)
+        return training_request(settings) if settings else Request()
+
+    def preparing(self, step: str) -> Request:
+        """What the job of a preparation step asks for."""
+        return preparation_request(config.load_scale(self.scale), step) if self.trains else Request()
+
+    def evaluating(self) -> Request:
+        """What the job of an evaluation on a benchmark asks for."""
+        known = self.trains or self.scale in config.scale_names()
+        return (
+            evaluation_request(config.load_scale(self.scale)) if known else Request(cores=2, memory_mb=3000)
+        )
+
+    def values_inputs(self, task: str) -> list[str]:
+        """Seals that pretraining a task's values starts from; none where a released model has no fine-tuning."""
+        seal = f"{self.root}/prepare/{task}/warm_start/seal.json"
+        return [seal] if any(seal in run.preparation for run in self.runs) else []
 
     def names(self, kind: str) -> list[str]:
         return [artifact.name for artifact in self.artifacts.values() if artifact.kind == kind]
@@ -253,10 +275,8 @@ def planned_grid(switches: Switches) -> Grid:
             task = settings.task.name
             if task not in digests:
                 digests[task] = config.preparation_digest(scale.name, task)
-            steps = [f"{root}/prepare/{task}/warm_start/seal.json"]
-            if settings.critic is not None and settings.critic.pretrained:
-                steps.append(f"{root}/prepare/{task}/values_{settings.critic.frozen}/seal.json")
-            runs.append(Run(row, seed, f"{root}/runs/{row}/seed{seed}", settings, tuple(steps)))
+            steps = tuple(f"{root}/prepare/{task}/{step}/seal.json" for step in settings.preparation_steps)
+            runs.append(Run(row, seed, f"{root}/runs/{row}/seed{seed}", settings, steps))
     return Grid(
         scale=scale.name,
         results=switches.results,
@@ -264,7 +284,13 @@ def planned_grid(switches: Switches) -> Grid:
         source=root,
         runs=tuple(runs),
         beyond=frozenset(row for row in scale.rows() if config.load_row(row).group == "beyond"),
-        warm_starts=tuple(dict.fromkeys(run.preparation[0] for run in runs if run.row == REFERENCE_ROW)),
+        warm_starts=tuple(
+            f"{root}/prepare/{task}/warm_start/seal.json"
+            for task in dict.fromkeys(
+                run.settings.task.name for run in runs if run.settings and run.row == REFERENCE_ROW
+            )
+            if scale.warm_start is not None
+        ),
         preparation_digests=digests,
     )
 

@@ -56,9 +56,8 @@ def require_preparation(results: str, scale: str, task: str, step: str) -> Path:
 
 def require_preparations(run: config.RunConfig, results: str) -> None:
     """Raises RunError, with the mend, where a preparation step that the run starts from is not finished."""
-    require_preparation(results, run.scale, run.task.name, "warm_start")
-    if run.critic is not None and run.critic.pretrained:
-        require_preparation(results, run.scale, run.task.name, f"values_{run.critic.frozen}")
+    for step in run.preparation_steps:
+        require_preparation(results, run.scale, run.task.name, step)
 
 
 def step_arguments(step: str) -> str:

@@ -40,6 +40,7 @@ from sao.runlog_schema import (
     METRIC_COLUMNS,
     SCHEDULE_COLUMNS,
     TABLES,
+    TRAINING_TRAJECTORY_COLUMNS,
     TRAJECTORY_COLUMNS,
     WALL_CLOCK_COLUMNS,
     Column,
@@ -52,6 +53,7 @@ __all__ = [
     "METRIC_COLUMNS",
     "SCHEDULE_COLUMNS",
     "TABLES",
+    "TRAINING_TRAJECTORY_COLUMNS",
     "TRAJECTORY_COLUMNS",
     "WALL_CLOCK_COLUMNS",
     "Column",
@@ -156,6 +158,10 @@ class RunDirectory:
         """Appends lines of TRAJECTORY_COLUMNS, best all lines of one evaluation in one call."""
         append_records(self.path / "trajectories.jsonl.gz", TRAJECTORY_COLUMNS, records)
 
+    def log_training_trajectories(self, records: list[dict[str, Any]]) -> None:
+        """Appends lines of TRAINING_TRAJECTORY_COLUMNS, best all lines of one update in one call."""
+        append_records(self.path / "training_trajectories.jsonl.gz", TRAINING_TRAJECTORY_COLUMNS, records)
+
     def checkpoints(self) -> list[tuple[int, Path]]:
         """(step, folder) of the complete checkpoints, oldest first."""
         found = []
@@ -197,14 +203,14 @@ class RunDirectory:
     def rewind(self, step: int) -> int:
         """Cuts the tables back to what was logged when the checkpoint of `step` was written, to resume there.
 
-        `step` is the number of policy updates done (-critic_only_steps for a start from scratch): metrics and
-        schedule keep lines below it, evaluations and trajectories lines up to it.  An incomplete last line is
-        dropped.  Returns the number of metrics lines dropped.  Raises RunError for a damaged line, or where
-        the metrics lack lines that the checkpoint presupposes.
+        `step` is the number of policy updates done (-critic_only_steps for a start from scratch): metrics,
+        schedule and training trajectories keep lines below it, evaluations and trajectories lines up to it.
+        An incomplete last line is dropped.  Returns the number of metrics lines dropped.  Raises RunError for
+        a damaged line, or where the metrics lack lines that the checkpoint presupposes.
         """
         first = -self.config.critic_only_steps
         logged = len(read_records(self.path / "metrics.jsonl"))
-        for name in ("metrics.jsonl", "schedule.jsonl.gz"):
+        for name in ("metrics.jsonl", "schedule.jsonl.gz", "training_trajectories.jsonl.gz"):
             cut_back(self.path / name, lambda line: line < step)
         for name in ("evaluations.jsonl", "trajectories.jsonl.gz"):
             cut_back(self.path / name, lambda line: first < step and line <= step)

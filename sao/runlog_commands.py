@@ -11,7 +11,8 @@ from sao.runlog_reader import grid_refusal, read_run, read_spec, run_paths
 
 PUBLISHED_AS_THEY_ARE = ("spec.json", "provenance.json", "seal.json")
 PUBLISHED_COMPRESSED = ("metrics.jsonl", "evaluations.jsonl")
-PUBLISHED_OF_FIRST_SEED = ("trajectories.jsonl.gz",)  # samples to read; one seed a row keeps the logs small
+# Samples to read; one seed a row keeps the logs small.
+PUBLISHED_OF_FIRST_SEED = ("trajectories.jsonl.gz", "training_trajectories.jsonl.gz")
 
 
 def archive(results: Path, scale: str, row: str, seed: int | None = None) -> Path:

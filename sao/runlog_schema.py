@@ -172,6 +172,22 @@ TRAJECTORY_COLUMNS: dict[str, Column] = {
     "policy_versions": _required("list", "updates", "weight version that sampled the token; -1 off actions"),
 }
 
+TRAINING_TRAJECTORY_COLUMNS: dict[str, Column] = TRAJECTORY_COLUMNS | {
+    "step": _required("int", "updates", "number of the policy update that trained on it"),
+    "problem_id": _required("str", "", "the training instance"),
+    "trainer_logprobs": _required(
+        "list", "nats", "log-prob under the trainer's weights just before the update; null off actions"
+    ),
+    "values": Column(
+        "list",
+        "reward",
+        "the critic's value before its updates on the batch; null off actions, as a whole without a critic",
+    ),
+    "advantages": Column(
+        "list", "reward", "advantage from these values; null off actions, null as a whole where undefined"
+    ),
+}
+
 ACCURACY_COLUMNS: dict[str, Column] = {
     "step": _required("int", "updates", "policy updates done before the evaluation"),
     "benchmark": _required("str", "", "name of the benchmark where the run was trained"),
@@ -183,6 +199,7 @@ TABLES: dict[str, dict[str, Column]] = {
     "evaluations.jsonl": EVALUATION_COLUMNS,
     "schedule.jsonl.gz": SCHEDULE_COLUMNS,
     "trajectories.jsonl.gz": TRAJECTORY_COLUMNS,
+    "training_trajectories.jsonl.gz": TRAINING_TRAJECTORY_COLUMNS,
 }
 
 

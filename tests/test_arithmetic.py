@@ -20,7 +20,7 @@ from evaluation.math.synthetic import (
     problem_of,
     right_answer,
 )
-from evaluation.math.targets import endpoint_options, evaluation_seals, policy_pattern, policy_seal
+from evaluation.math.targets import endpoint_options, evaluation_seals, policy_pattern, policy_seals
 from sao import config
 from sao.environments.base import Instance, split_of
 from sao.local.decode import DecodeEngine
@@ -171,8 +171,8 @@ def test_the_math_target_names_every_evaluation_of_the_scale() -> None:
     larger = evaluation_seals(config.load_scale("cpu_math"), "r", ["sao", "vapo"], [0, 1])
     assert [len(there) for there in larger.values()] == [4] * 4 + [8] * 2
     assert evaluation_seals(config.load_scale("cpu"), "r", ["sao"], [0]) == {}
-    assert policy_seal(SCALE, "r", "sft_no_python", 0) == "r/prepare/arithmetic/warm_start/seal.json"
-    assert policy_seal(SCALE, "r", "sao", 2) == "r/runs/sao/seed2/seal.json"
+    assert policy_seals(SCALE, "r", "sft_no_python", 0) == ["r/prepare/arithmetic/warm_start/seal.json"]
+    assert policy_seals(SCALE, "r", "sao", 2) == ["r/runs/sao/seed2/seal.json"]
 
 
 def test_the_workflow_evaluates_at_an_endpoint() -> None:

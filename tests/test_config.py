@@ -10,11 +10,14 @@ import pytest
 
 from sao import config, config_files, documentation
 from sao.config import ConfigError, RunConfig, load_row, load_scale, resolve, row_names
+from sao.config_rows import RowSettings
 
 PAPER_ROWS = {
     *("sao", "sao_dis_only", "grpo_dis", "grpo_vanilla", "sao_critic_1x", "sao_full_critic", "vapo"),
     *("running_mean", "step_average", "step_last_token", "sao_online", "running_mean_online"),
+    *("sao_swe", "grpo_dis_swe"),
 }
+SWE_ROWS = {"sao_swe", "grpo_dis_swe"}
 BEYOND_ROWS = {
     *(
         "sao_no_dis",
@@ -59,18 +62,17 @@ def scale_fault(experiments: Path, text: str) -> str:
 def test_all_rows_exist_in_their_groups() -> None:
     assert {name for name in row_names() if load_row(name).group == "paper"} == PAPER_ROWS
     assert {name for name in row_names() if load_row(name).group == "beyond"} == BEYOND_ROWS
-    assert len({load_row(name).title for name in row_names()}) == 23
+    assert len({load_row(name).title for name in row_names()}) == 25
 
 
 def changed(row: str) -> dict[str, object]:
-    """The settings in which a row differs from sao, title aside, by dotted key."""
+    """The row's settings in which it differs from sao, title aside, by dotted key."""
     base = {key: value for key, value, _ in config.sources("sao", "cpu")}
-    domain = {"task", "row", "title"}
-    settings = config.sources(row, "cpu")
+    settings = config.sources(row, "paper_swe" if row in SWE_ROWS else "cpu")
     return {
         key: value
         for key, value, _ in settings
-        if key.split(".")[0] not in domain and base.get(key, "-") != value
+        if key.split(".")[0] in RowSettings.model_fields and key != "title" and base.get(key, "-") != value
     }
 
 
@@ -80,6 +82,7 @@ PPO = {
     "objective.clip_high": 0.28,
     "objective.reference": "trainer",
 }
+CODING = {"domain": "coding", "objective.eps_low": 0.8, "objective.eps_high": 3.0}
 GROUP = {"sampling.group_size": 8, "advantage.kind": "group_normalized", "critic": None}
 STEP = {"advantage.kind": "step_level_gae"}
 CLIP = {"objective.clip_low": 0.2, "objective.clip_high": 0.28}
@@ -111,6 +114,8 @@ CLIP = {"objective.clip_low": 0.2, "objective.clip_high": 0.28}
         ("step_average", STEP | {"advantage.step_value": "mean"}),
         ("step_last_token", STEP | {"advantage.step_value": "last"}),
         ("sao_online", {"domain": "writing"}),
+        ("sao_swe", CODING),
+        ("grpo_dis_swe", CODING | GROUP),
         (
             "running_mean_online",
             {"domain": "writing", "advantage.kind": "running_mean", "advantage.window": 128}
@@ -177,15 +182,21 @@ def test_row_files_state_only_what_differs_from_sao() -> None:
 
 
 def test_every_row_resolves_at_every_scale_of_its_domain() -> None:
-    assert config.scale_names() == ("cpu", "cpu_long", "cpu_math", "cpu_plain", "smoke", "smoke_math")
+    local = {"cpu", "cpu_long", "cpu_math", "cpu_plain", "smoke", "smoke_math", "gpu", "gpu_math"}
+    smoke = {"openrlhf_smoke", "openrlhf_smoke_math", "openrlhf_smoke_two_ranks"}
+    paper = {"paper_math", "paper_swe", "paper_writing"}
+    assert set(config.scale_names()) == local | smoke | paper | {"gpu_openrlhf"}
     for name in config.scale_names():
         scale = load_scale(name)
         for row in scale.rows():
             run = resolve(row, name, 0)
             assert run.metrics_lines == run.training.updates + (10 if run.critic else 0)
-    assert set(load_scale("cpu").rows()) == PAPER_ROWS | BEYOND_ROWS
-    online = {"sao_online", "running_mean_online"}
-    assert set(load_scale("cpu_plain").rows()) == (PAPER_ROWS | BEYOND_ROWS) - online
+    everything, online = PAPER_ROWS | BEYOND_ROWS, {"sao_online", "running_mean_online"}
+    assert set(load_scale("cpu").rows()) == everything - SWE_ROWS
+    assert set(load_scale("cpu_plain").rows()) == everything - SWE_ROWS - online
+    assert set(load_scale("paper_math").rows()) == everything - SWE_ROWS - online
+    assert set(load_scale("paper_swe").rows()) == SWE_ROWS
+    assert set(load_scale("paper_writing").rows()) == online
 
 
 def test_scales_inherit_and_replace() -> None:
@@ -323,6 +334,108 @@ def test_faults_of_a_scale_name_file_key_and_mend(experiments: Path, text: str, 
     assert message in error
 
 
+@pytest.mark.parametrize(
+    ("base", "text", "message"),
+    [
+        ("cpu", "clock: null", "clock: is missing; backend local needs it"),
+        ("cpu", "openrlhf: null\nlogging: {tensorboard: true}", "logging: backend local does not use it"),
+        ("cpu", "backend: openrlhf", "openrlhf: is missing; backend openrlhf needs it"),
+        ("cpu", "model: {path: Qwen/x}", "model: vocabulary_size: is missing"),
+        (
+            "cpu",
+            "model: {vocabulary_size: 9}",
+            "model: path: is missing; revision and vocabulary_size belong",
+        ),
+        ("openrlhf_smoke", "clock: {sync_interval: 8}", "clock.update_ticks: is missing"),
+        ("openrlhf_smoke", "job: null", "job: is missing; backend openrlhf needs it"),
+        (
+            "openrlhf_smoke",
+            "sampler: {rounding: fp8}",
+            "sampler.rounding: fp8 is the local sampler's; set none",
+        ),
+        (
+            "openrlhf_smoke",
+            "openrlhf: {sync_backend: nccl}",
+            "openrlhf.sync_backend: without device: cuda set gloo",
+        ),
+        ("openrlhf_smoke", "openrlhf: {zero_stage: 1}", "openrlhf.zero_stage: must be 2 or 3, and is 1"),
+        (
+            "openrlhf_smoke",
+            "openrlhf: {ring_attention: 2}",
+            "packing: false, and ring_attention 2 shares packed",
+        ),
+        (
+            "openrlhf_smoke",
+            "openrlhf: {max_tokens_per_gpu: 64}",
+            "packing: false, and max_tokens_per_gpu sizes",
+        ),
+        ("openrlhf_smoke", "sft: {data: x}", "sft.teacher: is missing; state it"),
+        (
+            "paper_math",
+            "openrlhf: {parameter_type: float32}",
+            "openrlhf.parameter_type: OpenRLHF trains in bf16",
+        ),
+        ("paper_math", "openrlhf: {ring_attention: 3}", "cluster.actor: 32 processes are not divisible by"),
+        (
+            "paper_math",
+            "openrlhf: {max_tokens_per_gpu: 8192}",
+            "openrlhf.max_tokens_per_gpu: 8192 x ring_attention 8 is below sampler.max_tokens 131072",
+        ),
+        ("paper_math", "cluster: {actor: {processes_per_node: 16}}", "16 is above job.gpus_per_node 8"),
+        ("paper_math", "backend: local", "clock: is missing; backend local needs it"),
+        (
+            "paper_math",
+            "model: {path: null, vocabulary_size: null}",
+            "warm_start: a model that is built here",
+        ),
+        ("paper_math", "model: {revision: main}", "model.revision: string should match"),
+    ],
+)
+def test_faults_in_the_blocks_of_a_backend_name_the_mend(
+    experiments: Path, base: str, text: str, message: str
+) -> None:
+    (experiments / "scales" / "x.yaml").write_text(f"extends: {base}\n{text}\n")
+    error = fault(load_scale, "x")
+    assert error.startswith("experiments/scales/x.yaml: ")
+    assert message in error.replace("String", "string")
+
+
+def test_absent_optional_keys_are_no_part_of_the_settings() -> None:
+    """So a key that is added later changes no digest of the runs that ship."""
+    settings = resolve("sao", "cpu", 0).settings()
+    assert not {"device", "sft", "openrlhf", "cluster", "job", "logging"} & settings.keys()
+    assert not {"path", "revision", "head_size", "vocabulary_size"} & settings["model"].keys()
+    assert settings["training"]["max_staleness"] is None, "null is a value of other keys"
+    assert "clock" not in resolve("sao", "openrlhf_smoke", 0).settings()
+
+
+def test_jobs_and_logging_are_no_part_of_the_digest(experiments: Path) -> None:
+    def digest(text: str) -> str:
+        (experiments / "scales" / "x.yaml").write_text(f"extends: paper_math\n{text}\n")
+        return resolve("sao", "x", 0).digest()
+
+    before = digest("")
+    assert digest("job: {hours: 24, gpu_memory_gb: 141}\nlogging: {wandb: sao}") == before
+    assert digest("cluster: {actor: {nodes: 2}}") != before
+
+
+def test_paper_scales_have_the_papers_settings() -> None:
+    for row, scale in (("sao", "paper_math"), ("sao_swe", "paper_swe"), ("sao_online", "paper_writing")):
+        run = resolve(row, scale, 0)
+        assert run.model.path == "Qwen/Qwen3-30B-A3B-Thinking-2507"
+        assert (run.training.batch_trajectories, run.training.max_staleness) == (128, 4)
+        assert run.training.learning_rate == 1e-6
+        assert run.critic is not None
+        assert run.critic.learning_rate_factor * run.training.learning_rate == pytest.approx(5e-6)
+    math, swe = resolve("sao", "paper_math", 0), resolve("sao_swe", "paper_swe", 0)
+    assert (math.task.max_turns, swe.task.max_turns) == (50, 300)
+    assert math.sampler.max_tokens == swe.sampler.max_tokens == 131072
+    assert math.sft is not None and math.sft.epochs == 3 and swe.sft is None
+    assert math.value_pretraining.rollouts == 50 * 128
+    assert (1 - swe.objective.eps_low, 1 + swe.objective.eps_high) == pytest.approx((0.2, 4.0))
+    assert resolve("grpo_dis_swe", "paper_swe", 0).prompts_per_batch == 16
+
+
 def test_batch_must_be_divisible(experiments: Path) -> None:
     (experiments / "scales" / "x.yaml").write_text("extends: cpu\ntraining: {batch_trajectories: 60}\n")
     assert resolve("sao", "x", 0).training.batch_trajectories == 60
@@ -392,7 +505,7 @@ def test_command_line(capsys: pytest.CaptureFixture[str], experiments: Path) -> 
         and resolve("vapo", "cpu", 2).digest() in shown
     )
     assert config.main(["check"]) == 0
-    assert "23 rows at 6 scales are valid" in capsys.readouterr().out
+    assert "25 rows at 15 scales are valid" in capsys.readouterr().out
     assert config.main(["show", "vap"]) == 2
     assert "did you mean vapo?" in capsys.readouterr().err
     (experiments / "rows" / "vapo.yaml").write_text("title: x\ncritic: {freezed: none}\n")
@@ -417,6 +530,6 @@ def test_documents_are_current() -> None:
 
 
 def test_every_key_has_a_meaning() -> None:
-    for table in ("row", "scale", "locks", "style"):
+    for table in ("row", "scale", "locks", "style", "math", "swe", "writing"):
         for line in documentation.tables()[table].splitlines()[2:]:
             assert all(cell.strip() for cell in line.strip("|").split("|")), line

@@ -11,17 +11,30 @@ from analysis import published
 from analysis.artifacts import PUBLISHED_FILE
 from analysis.command import run_command
 from analysis.published_checks import (
+    BASELINE_AHEAD,
     COPIED,
     DISAGREEING,
     MISLABELLED,
     OFF_GRID,
+    SAME_CAPTION,
+    baselines_ahead,
     copied_cells,
     disagreeing_tables,
     off_grid,
     own_runs_by_chance,
+    repeated_captions,
     wrong_labels,
 )
-from analysis.published_values import OWN_RUN, REPEATED, RunCount, Value, load_run_counts, load_values
+from analysis.published_values import (
+    OWN_RUN,
+    REPEATED,
+    RunCount,
+    Value,
+    load_captions,
+    load_curves,
+    load_run_counts,
+    load_values,
+)
 
 FOLDER = PUBLISHED_FILE.parent
 COUNTS = [
@@ -104,6 +117,50 @@ def test_wrong_labels_are_those_whose_value_is_another_rows() -> None:
 
     assert found("DIS", "93.5") == found("DIS", "50.0") == []
     assert found("DIS", "84.2") == ["'DIS' has 93.5 in the tables; 84.2 is 'GRPO' (table1, paper.csv:2)"]
+
+
+def test_captions_are_compared_without_their_numbers(copy: Path, tmp_path: Path) -> None:
+    lines = [
+        "table2,Table 2: Results on other tasks.,made up",
+        "table3,Table 3: Effects of  two settings.,made up",
+        "table4,Table 4. Effects of two settings.,made up",
+    ]
+    (copy / "captions.csv").write_text("artifact,caption,source\n" + "\n".join(lines) + "\n")
+    found = repeated_captions(load_captions(copy))
+    assert [(f.kind, f.value.place, f.value.line) for f in found] == [(SAME_CAPTION, "table4", 4)]
+    published.main(["--values", str(copy), "--out", str(tmp_path / "out")])
+    text = (tmp_path / "out.md").read_text(encoding="utf-8")
+    assert "| repeated caption | table4 | caption |" in text and "`captions.csv:4`" in text
+    assert "curves.csv is not there" in text and "captions.csv is not there" not in text
+
+
+def test_baseline_that_leads_in_a_phase_is_found(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    heights = {
+        "sao_online": {1: (0.2, 0.4), 2: (0.5, 0.7)},
+        "running_mean_online": {1: (0.5, 0.3), 2: (0.1, 0.2)},
+    }
+    lines = ["artifact,row,label,phase,step,value,source"]
+    for row, phases in heights.items():
+        for phase, values in phases.items():
+            lines += [f"figure5b,{row},{row},{phase},{step},{v},made up" for step, v in enumerate(values)]
+    (copy / "curves.csv").write_text("\n".join(lines) + "\n")
+    found = baselines_ahead(load_curves(copy))
+    assert [(f.kind, f.value.row, f.value.line) for f in found] == [
+        (BASELINE_AHEAD, "running_mean_online", 6)
+    ]
+    assert found[0].detail == "phase 1: mean 0.4 against 0.3 of 'sao_online'"
+    (copy / "curves.csv").write_text(lines[0] + "\nfigure5b,sao_online,SAO,one,0,0.5,made up\n")
+    assert "curves.csv: line 2:" in refused(copy, capsys)
+
+
+def test_what_cannot_be_checked_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    published.main(["--out", str(tmp_path / "published")])
+    out = capsys.readouterr().out
+    assert "not checked: captions of the paper's tables and figures" in out
+    assert "not checked: curves read off the paper's figures" in out
+    text = (tmp_path / "published.md").read_text(encoding="utf-8")
+    assert "Not checked, for lack of data: captions" in text
+    assert repeated_captions([]) == baselines_ahead([]) == []
 
 
 def test_findings_in_the_published_values() -> None:

@@ -19,8 +19,10 @@ from safetensors.torch import load_file, save_file
 from analysis import trace
 from sao import config_files
 from sao.config import resolve
+from sao.local import run as local_run
 from sao.local.run import LocalRun
-from sao.runlog import WALL_CLOCK_COLUMNS, RunDirectory, read_run
+from sao.metrics import ratio_statistics
+from sao.runlog import TABLES, WALL_CLOCK_COLUMNS, RunDirectory, read_run
 from sao.runlog_files import lock
 
 UPDATES = 6
@@ -76,7 +78,7 @@ def run_folder(results: Path, row: str = "sao") -> Path:
 def logged(folder: Path) -> dict[str, list[dict[str, Any]]]:
     """All lines of a run's tables, without the columns of the wall clock."""
     tables = {}
-    for name in ("metrics.jsonl", "evaluations.jsonl", "schedule.jsonl.gz", "trajectories.jsonl.gz"):
+    for name in TABLES:
         content = (folder / name).read_bytes()
         text = gzip.decompress(content) if name.endswith("gz") else content
         lines = [json.loads(line) for line in text.splitlines()]
@@ -109,6 +111,17 @@ def test_trace_shows_a_trained_run(
     assert ("No values" in shown) == (row == "grpo_dis")
 
 
+def test_trace_shows_what_was_trained_on(
+    project: Path, undisturbed: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = undisturbed["sao"]["training_trajectories.jsonl.gz"][-1]
+    folder = run_folder(project / "undisturbed")
+    trace.main([str(folder), "--training", "--problem", line["problem_id"]])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"in update {UPDATES - 1}:" in shown and "Masked here:" in shown
+    assert "older and rounded" in shown
+
+
 # --- The same run again ------------------------------------------------------------------------------------
 
 
@@ -137,6 +150,68 @@ def test_run_logs_what_it_should(project: Path, undisturbed: dict[str, Any]) -> 
         pairs = zip(line["trainer_logprobs"], line["rollout_logprobs"], strict=True)
         # Evaluation samples with the trainer's exact weights.
         assert all(abs(ours - theirs) < 1e-4 for ours, theirs in pairs if ours is not None)
+
+
+def test_trajectories_that_were_trained_on_are_logged_before_it(undisturbed: dict[str, Any]) -> None:
+    """Those of the updates before evaluations; sampled by older, rounded weights, so ratios are not 1."""
+    for row, tables in undisturbed.items():
+        lines = tables["training_trajectories.jsonl.gz"]
+        assert [line["step"] for line in lines] == [1] * 8 + [UPDATES - 1] * 8
+        held_out = {line["problem_id"] for line in tables["evaluations.jsonl"]}
+        assert held_out.isdisjoint(line["problem_id"] for line in lines)
+        assert all((line["values"] is None) == (row != "sao") for line in lines)
+        late = [line for line in lines if line["step"] == UPDATES - 1]
+        gaps = [
+            abs(ours - theirs)
+            for line in late
+            for ours, theirs in zip(line["trainer_logprobs"], line["rollout_logprobs"], strict=True)
+            if ours is not None
+        ]
+        assert max(gaps) > 1e-2
+        versions = {version for line in late for version in line["policy_versions"]}
+        assert min(versions - {-1}) < UPDATES - 1
+
+
+@pytest.mark.parametrize("row", ["sao", "grpo_dis"])
+def test_logged_ratios_are_those_of_the_update(
+    project: Path, undisturbed: dict[str, Any], row: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the whole batch logged they give the update's own ratio metrics."""
+    monkeypatch.setattr(config_files, "EXPERIMENTS", project / "experiments")
+    monkeypatch.setattr(local_run, "LOGGED_TRAJECTORIES", 1000)
+    with RunDirectory.open(tmp_path / row, resolve(row, "tiny", 0), "test") as directory:
+        directory.begin_attempt()
+        LocalRun(directory, str(project / "results")).train()
+    tables = logged(tmp_path / row)
+    assert tables["metrics.jsonl"] == undisturbed[row]["metrics.jsonl"]
+    for metrics in tables["metrics.jsonl"]:
+        lines = [line for line in tables["training_trajectories.jsonl.gz"] if line["step"] == metrics["step"]]
+        if not lines:
+            continue
+        ours, theirs = (
+            torch.tensor([value for line in lines for value in line[name] if value is not None])
+            for name in ("trainer_logprobs", "rollout_logprobs")
+        )
+        assert len(ours) == metrics["action_tokens"]
+        found = ratio_statistics(ours, theirs, torch.ones_like(ours, dtype=torch.bool))
+        for name in ("ratio_q01", "ratio_q50", "ratio_q99", "mean_abs_log_ratio"):
+            assert found[name] == pytest.approx(metrics[name], rel=1e-4)
+
+
+@pytest.mark.parametrize("row", ["sao", "running_mean"])
+def test_logging_trajectories_changes_nothing(
+    project: Path, undisturbed: dict[str, Any], row: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(config_files, "EXPERIMENTS", project / "experiments")
+    monkeypatch.setattr(LocalRun, "_trajectory_lines", lambda *_: [])
+    with RunDirectory.open(tmp_path / row, resolve(row, "tiny", 0), "test") as directory:
+        directory.begin_attempt()
+        LocalRun(directory, str(project / "results")).train()
+    for name in ("metrics.jsonl", "evaluations.jsonl"):
+        content = (tmp_path / row / name).read_text().splitlines()
+        lines = [json.loads(line) for line in content]
+        kept = [{key: line[key] for key in line if key not in WALL_CLOCK_COLUMNS} for line in lines]
+        assert kept == undisturbed[row][name]
 
 
 def test_command_line_gives_the_same_metrics(project: Path, undisturbed: dict[str, Any]) -> None:

@@ -634,9 +634,10 @@ def test_check_lists_runs_that_differ(path: Path, capsys: pytest.CaptureFixture[
 def test_published_runs_read_as_the_originals(
     path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    results, sample = path.parents[3], "trajectories.jsonl.gz"
+    results, samples = path.parents[3], ("trajectories.jsonl.gz", "training_trajectories.jsonl.gz")
     finished(path)
-    (path / sample).write_bytes(runlog_files.compressed(b""))
+    for sample in samples:
+        (path / sample).write_bytes(runlog_files.compressed(b""))
     with RunDirectory.open(path.with_name("seed1"), config.resolve("sao", "smoke", 1), "train") as run:
         train(run, stop_before=1)
     warm_start = results / "smoke" / "prepare" / "locks" / "warm_start"
@@ -653,7 +654,8 @@ def test_published_runs_read_as_the_originals(
     assert published[0].metrics.equals(original.metrics)
     assert published[0].evaluations.equals(original.evaluations)
     assert published[0].provenance == original.provenance
-    assert (logged / "runs/sao/seed0" / sample).read_bytes() == (path / sample).read_bytes()
+    for sample in samples:
+        assert (logged / "runs/sao/seed0" / sample).read_bytes() == (path / sample).read_bytes()
     copy = runlog.read_table(logged / "prepare/locks/warm_start/evaluations.jsonl", runlog.EVALUATION_COLUMNS)
     assert list(copy["step"]) == [0] * 4
 

@@ -11,8 +11,11 @@ from synthetic_runs import PROBLEMS, spoil, write_run, write_warm_start
 from analysis import row, tables
 from analysis.artifacts import load_artifacts, load_published
 from analysis.command import run_command
+from analysis.comparisons import band_scores, build_comparisons
+from analysis.design import build_design
 from analysis.load import AnalysisError, Logs, load_logs
 from analysis.render import EMPTY, Sheet, latex_escape, to_latex, to_markdown
+from analysis.statistics import interquartile_mean
 from analysis.table_data import COLUMNS, build_table
 from sao.config import resolve
 from sao.runlog import RunDirectory
@@ -71,7 +74,9 @@ def cell(data: pd.DataFrame, row: str, measure: str, column: str = "all tasks") 
 def test_column_names_are_frozen() -> None:
     frozen = (
         "table row label kind measure column step value low high interval seeds problems difference_to_sao "
-        "difference_low difference_high difference_interval difference_seeds cpu_minutes status note runs"
+        "difference_low difference_high difference_interval difference_seeds cpu_minutes status note runs "
+        "variance interquartile_mean interquartile_low interquartile_high stratified_low stratified_high "
+        "p p_holm comparisons detectable"
     )
     assert " ".join(COLUMNS) == frozen
 
@@ -101,6 +106,53 @@ def test_collapsed_row_shows_the_last_evaluation_before_it(logs: Logs) -> None:
     assert line["runs"] == "runs/grpo_vanilla/seed1 runs/grpo_vanilla/seed2"
     stable = build_table(logs, "table4")
     assert stable[(stable["row"] == "sao") & (stable["measure"] == "before the collapse")].empty
+
+
+def test_compared_values_have_their_statistics_in_the_table(logs: Logs) -> None:
+    data = build_table(logs, "table4")
+    tested = data[data["p"].notna()]
+    assert set(tested["measure"]) == {"score"} and set(tested["column"]) == {"all tasks"}
+    apart = build_comparisons(logs, ["table4"]).set_index("row")
+    for line in tested.to_dict("records"):
+        other = apart.loc[line["row"]]
+        assert (line["p"], line["p_holm"]) == pytest.approx((other["p"], other["p_holm"]))
+        assert line["comparisons"] == other["comparisons"] == len(tested) == 2
+    design = build_design(logs, ["table4"], (3,)).set_index("row")
+    vapo = cell(data, "vapo", "score")
+    assert vapo["detectable"] == pytest.approx(design.loc["vapo", "detectable"])
+    assert np.isnan(cell(data, "running_mean", "score")["detectable"])  # one seed says nothing of seeds
+    assert np.isnan(cell(data, "sao", "score")["p"])
+
+
+def test_interquartile_mean_and_stratified_interval_of_a_row(logs: Logs) -> None:
+    line = cell(build_table(logs, "table4"), "vapo", "score")
+    scores = band_scores(logs, "vapo")
+    assert line["interquartile_mean"] == pytest.approx(100 * interquartile_mean(scores))
+    assert line["interquartile_low"] < line["interquartile_mean"] < line["interquartile_high"]
+    assert line["stratified_low"] < line["value"] < line["stratified_high"]
+    last = cell(build_table(logs, "table4"), "vapo", "last step")
+    assert np.isnan(last["interquartile_mean"]) and np.isnan(last["stratified_low"])
+
+
+def test_every_interval_says_whose_variance_it_shows(logs: Logs) -> None:
+    for name in load_artifacts().tables:
+        data = build_table(logs, name)
+        shown = data[data["low"].notna()]
+        assert set(shown["variance"]) <= {"seeds and problems", "problems"}
+        for line in shown.to_dict("records"):
+            whose = "seeds and problems" if line["seeds"] >= 3 and line["value"] > 0 else "problems"
+            assert line["variance"] == whose, line
+        assert set(data.loc[data["low"].isna(), "variance"]) <= {""}
+
+
+def test_footer_says_variance_n_and_comparisons(folder: Path, tmp_path: Path) -> None:
+    tables.main(["--runs", str(folder), "--out", str(tmp_path), "--artifact", "table4"])
+    for suffix in ("md", "tex"):
+        text = (tmp_path / f"table4.{suffix}").read_text(encoding="utf-8")
+        assert "Variance shown: problems (n = 1 or 3 seeds x 16 to 128 problems); " in text
+        assert "; seeds and problems (n = 3 seeds x 16 to 128 problems)." in text
+        assert "the 2 comparisons of this table" in text
+        assert "p (Holm)" in text and "detectable" in text and "interquartile mean" in text
 
 
 def test_bands_stand_for_the_benchmarks_of_table_1(logs: Logs) -> None:

@@ -12,9 +12,9 @@ from synthetic_runs import write_run
 
 from analysis import trace
 from analysis.command import run_command
-from analysis.trace import FILE, dis_band, parts, ratio, token_table
+from analysis.trace import FILE, TRAINING_FILE, dis_band, parts, ratio, token_table
 from sao.config import resolve
-from sao.runlog import TRAJECTORY_COLUMNS, append_records
+from sao.runlog import TRAINING_TRAJECTORY_COLUMNS, TRAJECTORY_COLUMNS, append_records
 from sao.runlog_files import append_lines
 
 LOGGED = Path(__file__).parents[1] / "results/logged/cpu/runs"
@@ -149,6 +149,31 @@ def test_runs_without_trajectories(tmp_path: Path, capsys: pytest.CaptureFixture
     path = write_run(tmp_path / "cpu", "sao", 0, CURVE)
     assert "the first seed alone has them" in refused(path, [], capsys)
     assert "is no run directory" in refused(tmp_path, [], capsys)
+
+
+def test_training_trajectories_with_ratios_outside_the_band(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    group = [trajectory(47, "abc1", reward=reward) for reward in (0.0, 1.0)]
+    append_records(run / TRAINING_FILE, TRAINING_TRAJECTORY_COLUMNS, [*group, trajectory(47, "abd2")])
+    text = shown(run, "--training", "--problem", "abc1", capsys=capsys)
+    assert "0.500 masked" in text
+    flat = " ".join(text.split())
+    assert "in update 47: completed, reward 0," in flat
+    assert "Masked here: 1 of 3 action tokens." in flat and "rounding alone" not in flat
+    second = shown(run, "--training", "--problem", "abc1", "--sample", "1", capsys=capsys)
+    assert "reward 1," in " ".join(second.split())
+    assert "47: 0, 47: 1" in shown(run, "--training", capsys=capsys)
+    message = refused(run, ["--training", "--problem", "abc1", "--sample", "2"], capsys)
+    assert "--sample 2: problem abc1 has 2 at step 47" in message
+    damaged = trajectory(48, values=[0.5])
+    append_lines(run / TRAINING_FILE, [json.dumps(damaged)])
+    assert f"{run / TRAINING_FILE}: line 4: values" in refused(run, ["--training"], capsys)
+
+
+def test_shipped_runs_have_no_training_trajectories(capsys: pytest.CaptureFixture[str]) -> None:
+    message = refused(LOGGED / "sao/seed0", ["--training"], capsys)
+    assert TRAINING_FILE in message and "runs of older versions have none of training" in message
 
 
 @pytest.mark.parametrize("row", ["sao", "grpo_dis"])

@@ -5,16 +5,13 @@ boxed words, the scale that the owner of IMOAnswerBench uses. Every reply is kep
 the hash of its prompt and model, so that grading again asks nothing twice and any verdict can be traced.
 """
 
-import hashlib
-import json
-import os
 import re
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
+from evaluation.judging import TIMEOUT_SECONDS, UNDECIDED, JudgeError, Judgement, LoggedJudge
 from evaluation.math.answers import extract_answer
-from evaluation.math.verdicts import Verdict
+
+__all__ = ["INSTRUCTION", "Judge", "JudgeError", "Judgement"]
 
 INSTRUCTION = """\
 You check the final answer to a mathematics problem against the reference answer. Do not solve the problem.
@@ -30,25 +27,7 @@ Reason in a few sentences, then end with \\boxed{Correct} or \\boxed{Incorrect} 
 """
 TEMPLATE = "Problem:\n{problem}\n\nReference answer:\n{gold}\n\nFinal answer to check:\n{answer}\n"
 _FIELDS = re.compile(r"\{(?:problem|gold|answer)\}")
-_VERDICTS: dict[str, Verdict] = {"correct": "right", "incorrect": "wrong"}
-
-
-class JudgeError(RuntimeError):
-    """The judge cannot be asked; the message says what to mend."""
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """A judge's verdict, with what is needed to trace it: model, hash of the prompt, and the whole reply."""
-
-    verdict: Verdict
-    model: str
-    prompt_sha256: str
-    reply: str
-
-    def fields(self) -> dict[str, Any]:
-        """The judgement as JSON fields."""
-        return asdict(self)
+_VERDICTS = {"correct": "right", "incorrect": "wrong"}
 
 
 class Judge:
@@ -60,29 +39,17 @@ class Judge:
     """
 
     def __init__(
-        self, url: str, model: str, store: Path, timeout_seconds: float = 600, prompt: Path | None = None
+        self,
+        url: str,
+        model: str,
+        store: Path,
+        timeout_seconds: float = TIMEOUT_SECONDS,
+        prompt: Path | None = None,
     ) -> None:
-        import openai  # only a judge needs it
-
-        self.model = model
         self._instruction, self._template = INSTRUCTION, TEMPLATE
         if prompt is not None:
             self._instruction, self._template = "", _read_template(prompt)
-        self.store = store
-        self._errors = (openai.OpenAIError,)
-        self._client = openai.OpenAI(
-            base_url=url, api_key=os.environ.get("OPENAI_API_KEY", "none"), timeout=timeout_seconds
-        )
-        self._known: dict[str, Judgement] = {}
-        if store.exists():
-            for number, line in enumerate(store.read_text(encoding="utf-8").splitlines(), start=1):
-                try:
-                    judgement = Judgement(**json.loads(line))
-                except (json.JSONDecodeError, TypeError):
-                    raise JudgeError(
-                        f"{store}:{number}: not a judgement; remove the line to ask again"
-                    ) from None
-                self._known[_key(judgement.model, judgement.prompt_sha256)] = judgement
+        self._judge = LoggedJudge(url, model, store, timeout_seconds)
 
     def ask(self, problem: str, gold: str, answer: str) -> Judgement:
         """The judge's verdict on one answer; "undecided" where its reply has no boxed verdict.
@@ -95,30 +62,12 @@ class Judge:
             )
         values = {"{problem}": problem, "{gold}": gold, "{answer}": answer}
         prompt = _FIELDS.sub(lambda found: values[found.group()], self._template)
-        digest = hashlib.sha256((self._instruction + prompt).encode()).hexdigest()
-        key = _key(self.model, digest)
-        if key not in self._known:
-            reply = self._reply(prompt)
-            boxed = extract_answer(reply).answer or ""
-            judgement = Judgement(
-                _VERDICTS.get(boxed.strip().lower(), "undecided"), self.model, digest, reply
-            )
-            with self.store.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(judgement.fields()) + "\n")
-            self._known[key] = judgement
-        return self._known[key]
+        return self._judge.judge(self._instruction, prompt, _read_verdict)
 
-    def _reply(self, prompt: str) -> str:
-        messages: list[Any] = [{"role": "user", "content": prompt}]
-        if self._instruction:
-            messages.insert(0, {"role": "system", "content": self._instruction})
-        try:
-            completion = self._client.chat.completions.create(
-                model=self.model, temperature=0, messages=messages
-            )
-        except self._errors as problem:
-            raise JudgeError(f"judge {self.model} at {self._client.base_url}: {problem}") from None
-        return completion.choices[0].message.content or ""
+
+def _read_verdict(reply: str) -> str:
+    boxed = extract_answer(reply).answer or ""
+    return _VERDICTS.get(boxed.strip().lower(), UNDECIDED)
 
 
 def _read_template(path: Path) -> str:
@@ -130,7 +79,3 @@ def _read_template(path: Path) -> str:
     if missing:
         raise JudgeError(f"--judge-prompt {path}: has no place for {', '.join(missing)}; write it there")
     return text
-
-
-def _key(model: str, digest: str) -> str:
-    return f"{model} {digest}"

@@ -26,12 +26,17 @@ def untrained_rows() -> list[str]:
     return [form for row in BASE_ROWS for form in (row, row.replace("_python", "_no_python"))]
 
 
-def policy_seal(scale: Scale, root: str, row: str, seed: int | str) -> str:
-    """Seal of the run or of the warm start that made a row's policy; `root` is results/<scale>."""
+def policy_seals(scale: Scale, root: str, row: str, seed: int | str) -> list[str]:
+    """Seal of the run or of the warm start that made a row's policy; `root` is results/<scale>.
+
+    Empty for the base rows of a released model, which nothing here makes.
+    """
+    if with_python(row) == "base_python" and scale.model.path is not None:
+        return []
     if with_python(row) in BASE_ROWS:
         task = scale.tasks.reasoning
-        return f"{root}/prepare/{task.name if task else 'none'}/warm_start/seal.json"
-    return f"{root}/runs/{row}/seed{seed}/seal.json"
+        return [f"{root}/prepare/{task.name if task else 'none'}/warm_start/seal.json"]
+    return [f"{root}/runs/{row}/seed{seed}/seal.json"]
 
 
 def policy_pattern(rows: Iterable[str], served: bool) -> str:
@@ -55,7 +60,7 @@ def endpoint_options(switches: Mapping[str, object], row: str, rows: Collection[
 def scale_benchmarks(scale: Scale) -> tuple[str, ...]:
     """Names of the benchmarks that the scale asks for; none at a scale whose task has no text."""
     task = scale.tasks.reasoning
-    if task is None or task.environment != "python_math":
+    if task is None or task.environment not in ("python_math", "math"):
         return ()
     return tuple(name for name in BENCHMARKS if name in task.benchmarks)
 

@@ -46,7 +46,7 @@ class Phase:
     """The style that is rewarded and the styles that the prompt offers, before the instance orders them."""
 
     rewarded: str
-    candidates: tuple[str, str, str]
+    candidates: tuple[str, ...]
 
 
 PHASES = (
@@ -188,7 +188,7 @@ class StyleEnvironment:
         return episode.prompt_ids + action_ids, mask, reward
 
     def _demonstrator_action(
-        self, rng: np.random.Generator, style: int, topic: int, candidates: tuple[str, str, str]
+        self, rng: np.random.Generator, style: int, topic: int, candidates: tuple[str, ...]
     ) -> list[int]:
         task, lexicon = self._task, self.lexicon
         malformed = rng.random() < task.demonstrator_malformed_odds

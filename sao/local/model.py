@@ -129,7 +129,7 @@ def build_policy(model: Model, vocabulary_size: int, max_tokens: int, seed: int)
         num_hidden_layers=model.layers,
         num_attention_heads=model.attention_heads,
         num_key_value_heads=model.key_value_heads,
-        head_dim=model.hidden_size // model.attention_heads,
+        head_dim=model.head_dimension,
         num_experts=model.experts,
         num_experts_per_tok=model.experts_per_token,
         norm_topk_prob=True,

@@ -1,6 +1,7 @@
 """One run in the local engine from its preparation to its last evaluation: logs, checkpoints, resumes."""
 
 import time
+from collections.abc import Sequence
 from typing import Any, TextIO
 
 import torch
@@ -85,11 +86,14 @@ class LocalRun:
     def _train_step(self) -> dict[str, Any]:
         step, began = self.step, time.monotonic()
         taken = self.schedule.next_batch()
+        if step + 1 in self.run.evaluation.steps:
+            shown = taken.trajectories[:LOGGED_TRAJECTORIES]
+            self.directory.log_training_trajectories(self._trajectory_lines(shown, step))
         record = self.trainer.update(taken.trajectories, step)
         self.schedule.begin_update(trains_policy=step >= 0)
         self.totals["sampler_tokens"] += taken.counters.sampled_tokens
         record = self._metrics(record, taken, step, time.monotonic() - began)
-        self.directory.log_schedule(list(schedule_lines(taken, step, self.run.clock.update_ticks)))
+        self.directory.log_schedule(list(schedule_lines(taken, step, self.schedule.clock.update_ticks)))
         self.directory.log_metrics(record)
         self.step += 1
         if self.step in self.run.evaluation.steps:
@@ -126,7 +130,8 @@ class LocalRun:
         # Last, because a run with all its evaluations counts as complete.
         self.directory.log_evaluations(evaluation_lines(rollouts, self.run.task.name, step))
 
-    def _trajectory_lines(self, trajectories: list[Trajectory], step: int) -> list[dict[str, Any]]:
+    def _trajectory_lines(self, trajectories: Sequence[Trajectory], step: int) -> list[dict[str, Any]]:
+        """Lines of trajectories with what the trainer's present weights make of each token."""
         per_token = self.trainer.inspect(trajectories)
         lines = []
         for row, trajectory in enumerate(trajectories):

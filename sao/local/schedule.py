@@ -99,6 +99,7 @@ class Schedule:
 
     def __init__(self, run: RunConfig, environment: Environment, policy: Qwen3MoeForCausalLM) -> None:
         self.run, self.environment, self.policy = run, environment, policy
+        self.clock = run.virtual_clock
         self.synchronous = run.sampling.schedule == "synchronous"
         engine = DecodeEngine(policy, run.sampler.slots, run.sampler.max_tokens, run.sampler.rounding)
         self.sampler = Sampler(engine, seed=run.seed)
@@ -123,7 +124,7 @@ class Schedule:
 
     def begin_update(self, trains_policy: bool) -> None:
         """The trainer is busy from now for the clock's `update_ticks`; new weights count from its end."""
-        self.state.trainer_busy_until = self.state.tick + self.run.clock.update_ticks
+        self.state.trainer_busy_until = self.state.tick + self.clock.update_ticks
         self.state.trainer_trains_policy = trains_policy
 
     def _finish_update(self) -> None:
@@ -134,7 +135,7 @@ class Schedule:
         if not state.trainer_trains_policy:
             return
         state.version += 1
-        if self.synchronous or state.version % self.run.clock.sync_interval == 0:
+        if self.synchronous or state.version % self.clock.sync_interval == 0:
             self.sampler.engine.load_weights(self.policy)
             self.sampler.version = state.version
             state.counters.loads.append((state.tick, state.version))
@@ -156,7 +157,7 @@ class Schedule:
 
     def _latency(self, index: int) -> int:
         """Grading latency of one trajectory in ticks: a capped Pareto draw, whatever the order of events."""
-        clock = self.run.clock
+        clock = self.clock
         if clock.latency_scale_ticks == 0:
             return 0
         draw = np.random.default_rng([self.run.seed, 1, index]).pareto(clock.latency_shape)
@@ -184,7 +185,7 @@ class Schedule:
             return self.state.trainer_busy_until is None and self._outstanding() < batch
         if cap is not None and self._outstanding() >= (cap + 1) * batch:
             return False  # more would be too old by the time the trainer takes them
-        return self._ready_trajectories() < self.run.clock.queue_limit_batches * batch
+        return self._ready_trajectories() < self.clock.queue_limit_batches * batch
 
     def _outstanding(self) -> int:
         """Trajectories started and not yet taken by the trainer."""

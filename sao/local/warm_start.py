@@ -46,7 +46,7 @@ def train_policy(
     scale: ScaleSettings, environment: Environment, seed: int, report: Report
 ) -> Qwen3MoeForCausalLM:
     """Fine-tune a fresh policy on the demonstrator's action tokens (AdamW, cosine learning rate)."""
-    settings = scale.warm_start
+    settings = scale.supervised_warm_start
     policy = initial_policy(scale, environment, seed)
     rng = np.random.default_rng([seed, 4])
     demonstrations = [environment.demonstration(rng)[:2] for _ in range(settings.demonstrations)]

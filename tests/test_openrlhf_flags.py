@@ -1,0 +1,162 @@
+"""The table between settings and OpenRLHF's flags. tests/openrlhf/test_flags.py feeds them to its parser."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from sao.config import ConfigError, load_scale, resolve
+from sao.openrlhf import flags
+
+GOLDEN = Path(__file__).parent / "golden"
+PAPER_SCALES = ("paper_math", "paper_swe", "paper_writing")
+
+
+def options(row: str, scale: str) -> dict[str, list[str]]:
+    """Words by flag of a planned command line."""
+    run = resolve(row, scale, 0)
+    found: dict[str, list[str]] = {}
+    for word in flags.command_line(run, flags.planned_places(run)):
+        if word.startswith("--"):
+            assert word not in found, f"{word} is stated twice"
+            found[word] = last = []
+        else:
+            last.append(word)
+    return found
+
+
+def test_sao_at_the_papers_scale() -> None:
+    found = options("sao", "paper_math")
+    expected = {
+        "--train.batch_size": ["128"],
+        "--rollout.batch_size": ["128"],
+        "--rollout.n_samples_per_prompt": ["1"],
+        "--rollout.vllm_generate_batch_size": ["256"],
+        "--actor.adam.lr": ["1e-06"],
+        "--critic.adam.lr": ["5e-06"],
+        "--critic.freezing_steps": ["9"],  # trains the policy from step 10 on: 10 critic-only steps
+        "--algo.advantage.is_correction_threshold": ["0.7", "6"],
+        "--data.max_len": ["131072"],
+        "--ds.ring_attn_size": ["8"],
+        "--algo.kl.init_coef": ["0"],
+        "--train.async_enable": [],
+        "--train.partial_rollout_enable": [],
+    }
+    assert {name: found[name] for name in expected} == expected
+    assert found["--actor.model_name_or_path"] == ["results/paper_math/prepare/math/warm_start/policy"]
+
+
+def test_coding_starts_from_the_released_model_with_its_own_band() -> None:
+    found = options("sao_swe", "paper_swe")
+    assert found["--algo.advantage.is_correction_threshold"] == ["0.2", "4"]
+    assert found["--actor.model_name_or_path"] == ["Qwen/Qwen3-30B-A3B-Thinking-2507"]
+    assert found["--critic.model_name_or_path"] == found["--actor.model_name_or_path"]
+
+
+def test_groups_have_fewer_prompts_and_no_critic() -> None:
+    found = options("grpo_dis", "paper_math")
+    assert found["--rollout.batch_size"] == ["16"] and found["--train.batch_size"] == ["128"]
+    assert found["--algo.advantage.estimator"] == ["group_norm"]
+    assert not any(name.startswith("--critic.") for name in found)
+    assert options("running_mean", "paper_math")["--algo.advantage.estimator"] == ["reinforce"]
+
+
+def test_clipped_objectives_state_their_range_and_correct_nothing_twice() -> None:
+    found = options("vapo", "paper_math")
+    assert found["--actor.eps_clip_low_high"] == ["0.2", "0.28"]
+    assert found["--algo.advantage.is_correction_threshold"] == ["0", "inf"]
+    assert options("gspo", "paper_math")["--actor.policy_loss_type"] == ["gspo"]
+    assert "--actor.eps_clip_low_high" not in options("sao", "paper_math")
+
+
+def test_synchronous_rows_do_not_overlap_sampling_and_training() -> None:
+    found = options("sao_sync", "paper_math")
+    for name in ("--train.async_enable", "--train.partial_rollout_enable"):
+        assert name not in found
+    assert "--rollout.vllm_generate_batch_size" not in found
+
+
+def test_every_row_of_every_openrlhf_scale_has_a_command_line() -> None:
+    for scale in (
+        *PAPER_SCALES,
+        "openrlhf_smoke",
+        "openrlhf_smoke_two_ranks",
+        "openrlhf_smoke_math",
+        "gpu_openrlhf",
+    ):
+        for row in load_scale(scale).rows():
+            assert options(row, scale)["--train.seed"] == ["0"]
+
+
+def test_smoke_uses_no_cuda() -> None:
+    found = options("sao", "openrlhf_smoke_two_ranks")
+    assert found["--vllm.sync_backend"] == ["gloo"] and found["--ds.attn_implementation"] == ["sdpa"]
+    assert found["--actor.num_gpus_per_node"] == ["2"] and "--vllm.enforce_eager" in found
+
+
+def test_logging_is_off_unless_asked_for() -> None:
+    run = resolve("sao", "paper_math", 0)
+    places = flags.planned_places(run)
+    assert not any(
+        word.startswith("--logger.t") or ".wandb" in word for word in flags.command_line(run, places)
+    )
+    from sao.config_cluster import Logging
+
+    asked = run.model_copy(update={"logging": Logging(tensorboard=True, wandb="project")})
+    words = flags.command_line(asked, places)
+    assert words[words.index("--logger.tensorboard_dir") + 1] == f"{places.run}/tensorboard"
+    assert words[words.index("--logger.wandb.project") + 1] == "project"
+    assert "--logger.wandb.key" not in words, "a key on a command line is visible to everyone on the machine"
+
+
+def test_a_setting_that_the_table_does_not_name_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = resolve("sao", "paper_math", 0)
+    shorter = {key: entry for key, entry in flags.TABLE.items() if key != "critic.frozen"}
+    monkeypatch.setattr(flags, "TABLE", shorter)
+    with pytest.raises(
+        ConfigError, match=r"critic\.frozen: sao/openrlhf/flags\.py does not say what becomes of it"
+    ):
+        flags.check(run)
+
+
+def test_a_value_that_the_backend_cannot_have_raises() -> None:
+    run = resolve("sao", "paper_math", 0)
+    sampling = run.sampling.model_copy(update={"recompute_kv": True})
+    with pytest.raises(
+        ConfigError, match=r"sampling\.recompute_kv: is True, and OpenRLHF can have False alone"
+    ):
+        flags.check(run.model_copy(update={"sampling": sampling}))
+
+
+def test_more_ranks_than_micro_batches_are_refused() -> None:
+    run = resolve("sao", "openrlhf_smoke", 0)
+    engine = run.openrlhf.model_copy(update={"micro_batch_trajectories": 16})
+    group = run.cluster.actor.model_copy(update={"processes_per_node": 2})
+    cluster = run.cluster.model_copy(update={"actor": group})
+    flags.check(run.model_copy(update={"openrlhf": engine}))
+    with pytest.raises(ConfigError, match=r"cluster\.actor: 2 ranks, and a batch has fewer"):
+        flags.check(run.model_copy(update={"openrlhf": engine, "cluster": cluster}))
+
+
+@pytest.mark.parametrize("scale", PAPER_SCALES)
+def test_command_lines_are_those_of_the_golden_files(scale: str, tmp_path: Path) -> None:
+    """Regenerate: python -m sao.openrlhf.flags --scale SCALE --write tests/golden"""
+    written = flags.write_commands(scale, tmp_path)
+    golden = sorted(GOLDEN.glob(f"{scale}.*.txt"))
+    assert [file.name for file in golden] == sorted(file.name for file in written)
+    for file in golden:
+        assert (tmp_path / file.name).read_text() == file.read_text(), file.name
+
+
+def test_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert flags.main(["--scale", "paper_math", "--row", "sao"]) == 0
+    words = shlex.split(capsys.readouterr().out.replace("\\\n", " "))
+    run = resolve("sao", "paper_math", 0)
+    assert words == ["python", "-m", flags.CLI, *flags.command_line(run, flags.planned_places(run))]
+    assert flags.main(["--scale", "cpu", "--row", "sao"]) == 2
+    assert capsys.readouterr().err == "experiments/scales/cpu.yaml: backend: is local, not openrlhf\n"
+    assert flags.main(["--scale", "paper_math", "--row", "soa"]) == 2
+    assert "did you mean sao?" in capsys.readouterr().err
+    (tmp_path / "file").write_text("")
+    assert flags.main(["--scale", "paper_swe", "--write", str(tmp_path / "file")]) == 2
+    assert "cannot be written" in capsys.readouterr().err
