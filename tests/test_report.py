@@ -148,7 +148,7 @@ def test_what_differs_is_what_the_rows_file_states(results: Path) -> None:
 
 def test_sample_trajectories_are_chosen_and_shown_with_their_numbers(text: str) -> None:
     page = section(text, "row-sao")
-    titles = [title.split(" ")[1] for title in re.findall(r"<h3>(.*?)</h3>", page)]
+    titles = [title.split(" ")[1] for title in re.findall(r"<h4>(.*?)</h4>", page)]
     assert titles == ["abd2", "abd2", "abc1", "abc1"], (
         "solved at the end, then unsolved, each after its start"
     )

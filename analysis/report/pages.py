@@ -15,11 +15,13 @@ from markupsafe import Markup, escape
 from analysis.artifacts import load_artifacts
 from analysis.command import regenerate_command
 from analysis.load import Logs
+from analysis.recovery import build_recovery, switching_rows
+from analysis.recovery import lay_out as lay_out_recovery
 from analysis.report import trajectories
 from analysis.report.claims import claim_pages, claims_table
 from analysis.report.drawings import figure_svg
 from analysis.report.evaluations import evaluation_page
-from analysis.report.markup import Linker, linker_of, row_id, run_id
+from analysis.report.markup import Linker, TableView, linker_of, row_id, run_id
 from analysis.report.provenance import provenance
 from analysis.report.rows import RowPage, ordered_rows, row_pages
 from analysis.report.settings import decisions
@@ -35,6 +37,7 @@ class FigureView:
     title: str
     svg: Markup
     caption: Markup
+    view: TableView | None = None
 
 
 def rows_to_read(folder: Path, beside: Iterable[Path]) -> list[str]:
@@ -131,7 +134,12 @@ def _figures(logs: Logs, linker: Linker, command: Callable[..., str]) -> list[Fi
             continue
         title = f"{figure.place}: {figure.title}"
         svg, caption = figure_svg(logs, name, title, command("figures", "figures", "--artifact", name))
-        views.append(FigureView(f"figure-{name}", title, svg, caption_html(caption, linker)))
+        view = None
+        if figure.mark_switches:
+            rows = switching_rows(figure)
+            again = command("figures", "figures", "--artifact", name)
+            view = linker.sheet(lay_out_recovery(build_recovery(logs, rows), logs, rows, again))
+        views.append(FigureView(f"figure-{name}", title, svg, caption_html(caption, linker), view))
     return views
 
 

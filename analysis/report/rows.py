@@ -34,7 +34,7 @@ class RowPage:
     runs: TableView
     figures: Sequence[SmallFigure]
     not_logged: Sequence[str]
-    samples: Samples | None
+    samples: Sequence[Samples]
     shown_in: Sequence[tuple[str, str]]
     claims: Sequence[tuple[str, str]]
 

@@ -12,7 +12,7 @@ from analysis.trace import Trajectory, dis_band, notes, parts, ratio, read_traje
 
 Band = tuple[float, float] | None
 
-MOST_TOKENS = 600
+MOST_TOKENS, MOST_OF_TRAINING = 600, 2
 ADVANTAGE_EDGES = (0.02, 0.1, 0.3, 0.6)
 VALUE_EDGES = (0.2, 0.4, 0.6, 0.8)
 
@@ -49,7 +49,7 @@ class Sample:
 class Samples:
     """What is shown of a row's trajectories: `said` how they were chosen, `notes` how to read the numbers."""
 
-    run: str
+    title: str
     said: str
     shown: Sequence[Sample]
     notes: Sequence[str] = ()
@@ -58,25 +58,51 @@ class Samples:
 TOKEN_HEADER = ("at", "token", "log-prob (nats)", "ratio", "value", "advantage", "version")
 
 
-def row_samples(runs: Sequence[Run]) -> Samples | None:
-    """Samples of the first run that logged any; None where none did. AnalysisError for a damaged log."""
+def row_samples(runs: Sequence[Run]) -> list[Samples]:
+    """Samples of evaluations and of batches trained on, each of the first run that logged any.
+
+    Raises AnalysisError for a damaged log.
+    """
+    chosen = [_evaluation_samples(runs), _training_samples(runs)]
+    return [samples for samples in chosen if samples is not None]
+
+
+def _evaluation_samples(runs: Sequence[Run]) -> Samples | None:
+    run, lines = _first_log(runs, training=False)
+    if run is None:
+        return None
+    chosen = choose(lines)
+    said = (
+        f"{len(chosen)} of the {len(lines)} trajectories that `{run.directory}` logged: the first solved and "
+        "the first unsolved one of the last evaluation, with their problems at the first. At most "
+        f"{MOST_TOKENS} tokens of each are shown."
+    )
+    band = dis_band(run.record.config)
+    shown = [_sample(line, band, f"after {line['step']} updates") for line in chosen]
+    return Samples("From evaluations", said, shown, notes(run.record, chosen[0], band))
+
+
+def _training_samples(runs: Sequence[Run]) -> Samples | None:
+    run, lines = _first_log(runs, training=True)
+    if run is None:
+        return None
+    last = max(line["step"] for line in lines)
+    chosen = [line for line in lines if line["step"] == last][:MOST_OF_TRAINING]
+    said = (
+        f"{len(chosen)} of the {len(lines)} trajectories of training that `{run.directory}` logged: the "
+        f"first of the last batch logged. At most {MOST_TOKENS} tokens of each are shown."
+    )
+    band = dis_band(run.record.config)
+    shown = [_sample(line, band, f"in update {line['step']}") for line in chosen]
+    kept = [note for note in notes(run.record, chosen[0], band, training=True) if "Masked here" not in note]
+    return Samples("From a batch trained on", said, shown, kept)
+
+
+def _first_log(runs: Sequence[Run], training: bool) -> tuple[Run | None, list[Trajectory]]:
     for run in runs:
-        lines = read_trajectories(run.record.path)
-        if lines:
-            chosen = choose(lines)
-            said = (
-                f"{len(chosen)} of the {len(lines)} trajectories that `{run.directory}` logged: the first "
-                "solved and the first unsolved one of the last evaluation, with their problems at the first. "
-                f"At most {MOST_TOKENS} tokens of each are shown."
-            )
-            band = dis_band(run.record.config)
-            return Samples(
-                run.directory,
-                said,
-                [_sample(line, band) for line in chosen],
-                notes(run.record, chosen[0], band),
-            )
-    return None
+        if lines := read_trajectories(run.record.path, training):
+            return run, lines
+    return None, []
 
 
 def choose(lines: Sequence[Trajectory]) -> list[Trajectory]:
@@ -123,10 +149,10 @@ def legend() -> dict[str, list[tuple[str, str]]]:
     }
 
 
-def _sample(line: Trajectory, band: Band) -> Sample:
+def _sample(line: Trajectory, band: Band, when: str) -> Sample:
     total = len(line["action_mask"])
     title = (
-        f"Problem {line['problem_id'][:8]} ({line['label'] or 'no label'}) after {line['step']} updates: "
+        f"Problem {line['problem_id'][:8]} ({line['label'] or 'no label'}) {when}: "
         f"{line['status']}, reward {line['reward']:g}, {total} tokens, {sum(line['action_mask'])} of them "
         "actions"
     )
