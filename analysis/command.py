@@ -24,9 +24,15 @@ def parser(module: str, description: str) -> argparse.ArgumentParser:
 
 
 def artifact_parser(module: str, description: str) -> argparse.ArgumentParser:
-    """`parser` with the choice of one artifact."""
-    options = parser(module, description)
+    """`beside_parser` with the choice of one artifact."""
+    options = beside_parser(module, description)
     options.add_argument("--artifact", help="write this one alone, e.g. table4; without it all")
+    return options
+
+
+def beside_parser(module: str, description: str) -> argparse.ArgumentParser:
+    """`parser` with folders of imported runs."""
+    options = parser(module, description)
     options.add_argument(
         "--beside",
         type=Path,

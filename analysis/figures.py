@@ -7,10 +7,12 @@ writes each figure as PDF, SVG and PNG, and its caption as Markdown.
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Canvas
 
 from analysis import drawing
 from analysis.artifacts import Figure, Panel, Series, load_artifacts, row_label
@@ -34,8 +36,30 @@ from analysis.render import write_sheet
 from analysis.rows import row_status
 
 
+@dataclass(frozen=True)
+class ComposedFigure:
+    """A drawn figure, not yet written: `line` goes below its panels, `frames` hold their data."""
+
+    canvas: Canvas
+    line: str
+    caption: str
+    frames: list[pd.DataFrame]
+
+
 def draw_figure(logs: Logs, name: str, axis: XAxis, out: Path, command: str) -> Path:
     """Draw figure `name` into `out`; returns its path without suffix. OSError where it cannot be written."""
+    composed = compose_figure(logs, name, axis, command)
+    stem = out / (name if axis == "updates" else f"{name}_{axis}")
+    drawing.write_figure(composed.canvas, stem, composed.line)
+    stem.with_suffix(".md").write_text(composed.caption, encoding="utf-8")
+    write_data(stem.with_suffix(".csv"), composed.frames)
+    if load_artifacts().figures[name].mark_switches:
+        _write_recovery(logs, load_artifacts().figures[name], out / f"{name}_recovery", command)
+    return stem
+
+
+def compose_figure(logs: Logs, name: str, axis: XAxis, command: str) -> ComposedFigure:
+    """Figure `name` with its caption and data; `command` is what makes it again."""
     figure = load_artifacts().figures[name]
     drawing.apply_settings()
     canvas, axes = drawing.new_figure(len(figure.panels))
@@ -55,16 +79,11 @@ def draw_figure(logs: Logs, name: str, axis: XAxis, out: Path, command: str) -> 
             _draw_switches(logs, panel, place)
         drawing.finish_panel(place, title, label, panel.y_label, panel.y_limits, whole_numbers, data.empty)
         frames.append(data.assign(panel=panel.name))
-    stem = out / (name if axis == "updates" else f"{name}_{axis}")
     remarks += [figure.remark] if figure.remark else []
     if figure.mark_switches:
         remarks += first_phase_sentences(logs, switching_rows(figure))
-        _write_recovery(logs, figure, out / f"{name}_recovery", command)
-    drawing.write_figure(canvas, stem, f"{_where(logs, figure)}{_band(logs, figure)}. {command}")
-    caption = _caption(logs, figure, list(dict.fromkeys(remarks)), command)
-    stem.with_suffix(".md").write_text(caption, encoding="utf-8")
-    write_data(stem.with_suffix(".csv"), frames)
-    return stem
+    line = f"{_where(logs, figure)}{_band(logs, figure)}. {command}"
+    return ComposedFigure(canvas, line, _caption(logs, figure, list(dict.fromkeys(remarks)), command), frames)
 
 
 def write_data(path: Path, frames: list[pd.DataFrame]) -> None:

@@ -54,19 +54,29 @@ def load_trajectories(path: Path, training: bool = False) -> tuple[RunRecord, li
             f"{path}: is no run directory, it has no spec.json; name one like results/cpu/runs/sao/seed0"
         )
     try:
-        file = path / (TRAINING_FILE if training else FILE)
-        record, lines = read_run(path), read_records(file)
+        record = read_run(path)
     except RunError as error:
         raise AnalysisError(str(error)) from error
+    lines = read_trajectories(path, training)
     if not lines:
         older = ", and runs of older versions have none of training" if training else ""
         raise AnalysisError(
-            f"{file}: no trajectories; they are logged from the first evaluation on, and of published "
-            f"runs the first seed alone has them{older}"
+            f"{path / _file(training)}: no trajectories; they are logged from the first evaluation on, and "
+            f"of published runs the first seed alone has them{older}"
         )
+    return record, lines
+
+
+def read_trajectories(path: Path, training: bool = False) -> list[Trajectory]:
+    """Trajectories of the run in `path`, in the order of their steps; AnalysisError for a damaged file."""
+    file = path / _file(training)
+    try:
+        lines = read_records(file)
+    except RunError as error:
+        raise AnalysisError(str(error)) from error
     for number, line in enumerate(lines, start=1):
         _check(file, number, line)
-    return record, lines
+    return lines
 
 
 def pick(lines: list[Trajectory], path: Path, problem: str, step: int | None, sample: int = 0) -> Trajectory:
@@ -214,6 +224,10 @@ def _training_ratios(record: RunRecord, step: int) -> str:
         return ""
     low, middle, high = (lines[f"ratio_q{quantile}"].iloc[0] for quantile in ("01", "50", "99"))
     return f" (update {step - 1}: 1% {low:.3g}, median {middle:.3g}, 99% {high:.3g})"
+
+
+def _file(training: bool) -> str:
+    return TRAINING_FILE if training else FILE
 
 
 def _check(path: Path, number: int, line: Trajectory) -> None:

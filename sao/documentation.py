@@ -44,6 +44,14 @@ def filled(document: str) -> str:
     return _MARKED.sub(lambda match: match.group(1) + known[match.group(2)] + match.group(3), document)
 
 
+def row_keys() -> list[tuple[str, str, str, str]]:
+    """(dotted key, values, meaning, source) of every setting of a row; a `kind` has a line for each value."""
+    return [
+        (key.strip("`"), values, meaning, source)
+        for key, values, meaning, source in _key_lines(RowConfig, "")
+    ]
+
+
 def _columns(columns: dict[str, Column]) -> str:
     lines = [
         [f"`{name}`", column.type + ("" if column.nullable else ", never null"), column.unit, column.meaning]

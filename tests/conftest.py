@@ -1,13 +1,9 @@
 """Settings of all tests."""
 
-import importlib.util
 import signal
 from importlib import metadata
 
 from hypothesis import settings
-
-# SWE-Bench has an environment of its own: `make test-openhands`.
-collect_ignore = [] if importlib.util.find_spec("openhands") else ["swe"]
 
 # A deadline measures how busy the machine is, and fails tests at random where other work runs beside them.
 settings.register_profile("any_machine", deadline=None)
@@ -18,5 +14,8 @@ settings.load_profile("any_machine")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# The OpenRLHF backend has an environment of its own, in which `make test-openrlhf` runs its tests.
-collect_ignore = [] if any(metadata.distributions(name="openrlhf")) else ["openrlhf"]
+# Both have environments of their own, in which `make test-openrlhf` and `make test-openhands` run their tests.
+OWN_ENVIRONMENTS = {"openrlhf": "openrlhf", "swe": "openhands-sdk"}
+collect_ignore = [
+    folder for folder, package in OWN_ENVIRONMENTS.items() if not any(metadata.distributions(name=package))
+]

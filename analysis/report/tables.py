@@ -1,0 +1,64 @@
+"""Pages of the tables, of all comparisons with SAO, and of the checks on the published values."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from analysis.artifacts import PUBLISHED_FILE, load_artifacts
+from analysis.comparisons import build_comparisons
+from analysis.comparisons import lay_out as lay_out_comparisons
+from analysis.load import Logs
+from analysis.published import check_values
+from analysis.published import lay_out as lay_out_findings
+from analysis.published_values import load_run_counts, load_values
+from analysis.render import Sheet
+from analysis.report.drawings import swatch
+from analysis.report.markup import QUOTED, Linker, TableView
+from analysis.tables import make_table
+
+
+@dataclass(frozen=True)
+class TablePage:
+    """A table of the report: the sheet as a reader sees it, and below it its data line by line."""
+
+    identifier: str
+    title: str
+    view: TableView
+    data: TableView | None = None
+
+
+def table_pages(logs: Logs, linker: Linker, command: Callable[..., str]) -> list[TablePage]:
+    """All tables of the artifacts with a row among the logs, then the comparisons with SAO."""
+    pages = []
+    for name, table in load_artifacts().tables.items():
+        if not set(table.run_rows) & logs.runs.keys():
+            continue
+        data, sheet = make_table(logs, name, command("tables", "tables", "--artifact", name))
+        shown = linker.frame(data.drop(columns=["table"]), f"{sheet.title}: the data of {name}.csv")
+        pages.append(TablePage(f"table-{name}", sheet.title, linker.sheet(sheet, _head(linker)), shown))
+    names = [page.identifier.removeprefix("table-") for page in pages]
+    data = build_comparisons(logs, names)
+    sheet = lay_out_comparisons(data, logs, command("comparisons", "tables/comparisons"))
+    return [*pages, TablePage("table-comparisons", sheet.title, linker.sheet(sheet))]
+
+
+def published_page(linker: Linker) -> TablePage:
+    """What the checks on the published values found."""
+    values, counts = load_values(PUBLISHED_FILE.parent), load_run_counts(PUBLISHED_FILE.parent)
+    findings = check_values(values, counts)
+    command = "python -m analysis.published --out published"
+    sheet: Sheet = lay_out_findings(values, counts, findings, command)
+    return TablePage("published", sheet.title, linker.sheet(sheet))
+
+
+def _head(linker: Linker) -> Callable[[Sequence[str]], Markup]:
+    """Makes the first cell of a line: the row's colour before its name."""
+
+    def head(line: Sequence[str]) -> Markup:
+        name = QUOTED.search(line[0])
+        known = name is not None and name.group(1) in linker.rows
+        mark = swatch(name.group(1)) + Markup(" ") if name is not None and known else Markup("")
+        return mark + linker.text(line[0])
+
+    return head
