@@ -158,6 +158,14 @@ def write_progress(folder: Path, progress: Progress) -> None:
     (folder / "training.jsonl").write_text("".join(json.dumps(record) + "\n" for record in progress.records))
 
 
+def _by_hand(scale: config.Scale) -> str:
+    return (
+        f"scale {scale.name}: preparing the released model {scale.model.path} is not automated. Fine-tune it "
+        f"with the command that python -m sao.openrlhf.sft_flags --scale {scale.name} prints; there is no "
+        "command yet that pretrains its value model"
+    )
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Command line; returns 0, 2 for a user's mistake, 130 when interrupted."""
     parser = argparse.ArgumentParser(
@@ -193,6 +201,8 @@ def prepare(options: argparse.Namespace) -> None:
     if is_prepared(folder, digest):
         print(f"{folder}: is finished")
         return
+    if scale.model.path is not None:
+        raise config.ConfigError(_by_hand(scale))
     import torch
 
     torch.set_num_threads(1)
