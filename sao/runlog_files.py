@@ -26,6 +26,10 @@ class RunError(Exception):
     """A run directory that cannot be used as it is; the message names the file and the mend."""
 
 
+class RunFailure(RuntimeError):
+    """The run cannot reach its end; the message says at which step and why."""
+
+
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Turns a failed write (a full disk above all) into a RunError that names the path and the mend."""

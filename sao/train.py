@@ -12,10 +12,12 @@ import sys
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Protocol
 
 from sao import config
+from sao.openrlhf import InstallationError
 from sao.prepare import require_preparations
-from sao.runlog import RunDirectory, RunError
+from sao.runlog import RunDirectory, RunError, RunFailure
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -29,12 +31,10 @@ def main(arguments: list[str] | None = None) -> int:
     command = f"python -m sao.train {shlex.join(sys.argv[1:] if arguments is None else arguments)}"
     try:
         run = config.resolve(options.row, options.scale, options.seed)
-        if run.backend != "local":
-            raise config.ConfigError(f"scale {run.scale}: backend {run.backend} is not available yet")
         path = Path(options.results) / run.scale / "runs" / run.row / f"seed{run.seed}"
         with RunDirectory.open(path, run, command) as directory:
             return train_and_seal(directory, options.results)
-    except (config.ConfigError, RunError) as error:
+    except (config.ConfigError, InstallationError, RunError) as error:
         print(error, file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -47,17 +47,13 @@ def train_and_seal(directory: RunDirectory, results: str) -> int:
     if directory.is_complete():
         directory.seal()
         return 0
+    attempt = make_attempt(directory, results)
     require_preparations(directory.config, results)
-    from sao.local.run import LocalRun, RunFailure
-
     run = directory.config
-    name = f"{run.row} seed {run.seed}"
     directory.begin_attempt()
-    local = None
     try:
-        local = LocalRun(directory, results)
-        local.train()
-        directory.end_attempt("finished", local.attempt_cpu_seconds())
+        attempt.train()
+        directory.end_attempt("finished", attempt.cpu_seconds(), attempt.gpu_seconds())
         directory.seal()
         return 0
     except KeyboardInterrupt:
@@ -75,9 +71,33 @@ def train_and_seal(directory: RunDirectory, results: str) -> int:
     with interrupts_ignored():
         if status == "failed":
             directory.fail(reason)
-        directory.end_attempt(status, local.attempt_cpu_seconds() if local else 0.0, reason=reason)
-        print(f"{name}: {reason}", file=sys.stderr)
+        directory.end_attempt(status, attempt.cpu_seconds(), attempt.gpu_seconds(), reason)
+        print(f"{run.row} seed {run.seed}: {reason}", file=sys.stderr)
     return code
+
+
+class Attempt(Protocol):
+    """What an engine makes of one attempt at a run."""
+
+    def train(self) -> None:
+        """Runs the remaining steps; raises RunFailure where the run cannot go on."""
+
+    def cpu_seconds(self) -> float:
+        """Processor time of this attempt, in seconds."""
+
+    def gpu_seconds(self) -> float:
+        """GPU time of this attempt, in seconds."""
+
+
+def make_attempt(directory: RunDirectory, results: str) -> Attempt:
+    """The attempt by the engine that the run's scale names; InstallationError where that is not installed."""
+    if directory.config.backend == "local":
+        from sao.local.run import LocalAttempt
+
+        return LocalAttempt(directory, results)
+    from sao.openrlhf.launch import LaunchAttempt
+
+    return LaunchAttempt(directory, results)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """Settings of all tests."""
 
 import signal
+from importlib import metadata
 
 from hypothesis import settings
 
@@ -12,3 +13,6 @@ settings.load_profile("any_machine")
 # that the tests start must be open to Ctrl-C however the tests themselves were started.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# The OpenRLHF backend has an environment of its own, in which `make test-openrlhf` runs its tests.
+collect_ignore = [] if any(metadata.distributions(name="openrlhf")) else ["openrlhf"]

@@ -20,9 +20,10 @@ from sao.config import RunConfig
 from sao.environments.base import EnvironmentFailure
 from sao.local import schedule as schedule_module
 from sao.local.evaluation import evaluate, evaluation_lines
-from sao.local.schedule import PromptOrder, Schedule, SchedulingError, Taken, schedule_lines
+from sao.local.schedule import Schedule
 from sao.runlog import EVALUATION_COLUMNS, SCHEDULE_COLUMNS
 from sao.runlog_schema import checked_record
+from sao.streaming import PromptOrder, SchedulingError, Taken, schedule_lines
 
 BATCH = 16
 NO_LATENCY = {"latency_scale_ticks": 0.0}

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -87,7 +86,3 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     """Give every parameter group this learning rate."""
     for group in optimizer.param_groups:
         group["lr"] = rate
-
-
-Record = dict[str, Any]
-"""Metrics of one step, by the column names of the run log's schema."""

@@ -5,24 +5,43 @@ from typing import Any, TextIO
 
 import torch
 
-from sao import critic, metrics
+from sao import critic
 from sao.environments import make_environment
 from sao.local.checkpoint import load_state, save_state
 from sao.local.evaluation import evaluate, evaluation_lines
 from sao.local.model import export_policy, load_policy
 from sao.local.packed_batch import TrainingError
-from sao.local.schedule import Schedule, SchedulingError, Taken, schedule_lines
+from sao.local.schedule import Schedule
 from sao.local.trainer import Trainer
 from sao.prepare import require_preparation
-from sao.runlog import METRIC_COLUMNS, RunDirectory
-from sao.trajectory import Batch, Trajectory
+from sao.runlog import RunDirectory, RunFailure
+from sao.step_log import metrics_line, progress_line, trajectory_lines
+from sao.streaming import SchedulingError, schedule_lines
 
 PROGRESS_SECONDS = 10.0
 LOGGED_TRAJECTORIES = 8
 
 
-class RunFailure(RuntimeError):
-    """The run cannot reach its end; the message says at which step and why."""
+class LocalAttempt:
+    """One attempt at a run; nothing is loaded before `train`."""
+
+    def __init__(self, directory: RunDirectory, results: str) -> None:
+        self.directory, self.results = directory, results
+        self.local: LocalRun | None = None
+        self.started = time.monotonic()
+
+    def gpu_seconds(self) -> float:
+        """Wall time of this attempt with a GPU, in seconds; 0 without CUDA."""
+        return time.monotonic() - self.started if self.directory.config.device == "cuda" else 0.0
+
+    def train(self) -> None:
+        """Runs the remaining steps; raises RunFailure where the run cannot go on."""
+        self.local = LocalRun(self.directory, self.results)
+        self.local.train()
+
+    def cpu_seconds(self) -> float:
+        """Processor time of this attempt, in seconds."""
+        return self.local.attempt_cpu_seconds() if self.local else 0.0
 
 
 class LocalRun:
@@ -88,7 +107,8 @@ class LocalRun:
         record = self.trainer.update(taken.trajectories, step)
         self.schedule.begin_update(trains_policy=step >= 0)
         self.totals["sampler_tokens"] += taken.counters.sampled_tokens
-        record = self._metrics(record, taken, step, time.monotonic() - began)
+        seconds, version = time.monotonic() - began, self.schedule.state.version
+        record = metrics_line(self.run, record, taken, step, version, seconds, self._elapsed())
         self.directory.log_schedule(list(schedule_lines(taken, step, self.schedule.clock.update_ticks)))
         self.directory.log_metrics(record)
         self.step += 1
@@ -121,85 +141,15 @@ class LocalRun:
         progress = min(step / self.run.training.updates, 1.0)
         rollouts = evaluate(self.run, self.environment, policy, step, progress, self.run.seed)
         shown = [rollout.to_trajectory() for rollout in rollouts if rollout.status != "environment_error"]
-        self.directory.log_trajectories(self._trajectory_lines(shown[:LOGGED_TRAJECTORIES], step))
+        shown = shown[:LOGGED_TRAJECTORIES]
+        lines = trajectory_lines(shown, self.trainer.inspect(shown), self.environment.vocabulary, step)
+        self.directory.log_trajectories(lines)
         export_policy(policy, self.directory.weights_path(step), self.environment.tokenizer)
         # Last, because a run with all its evaluations counts as complete.
         self.directory.log_evaluations(evaluation_lines(rollouts, self.run.task.name, step))
 
-    def _trajectory_lines(self, trajectories: list[Trajectory], step: int) -> list[dict[str, Any]]:
-        per_token = self.trainer.inspect(trajectories)
-        lines = []
-        for row, trajectory in enumerate(trajectories):
-            line = {
-                "step": step,
-                "problem_id": trajectory.prompt_id,
-                "label": trajectory.label,
-                "status": str(trajectory.status),
-                "reward": trajectory.reward,
-                "token_ids": trajectory.token_ids,
-                "token_texts": [self.environment.vocabulary[token] for token in trajectory.token_ids],
-                "action_mask": trajectory.action_mask.astype(int),
-                "rollout_logprobs": trajectory.rollout_logprobs,
-                "policy_versions": trajectory.policy_versions,
-            }
-            for name, values in per_token.items():
-                line[name] = None if values is None else on_actions(values[row], trajectory)
-            lines.append(line)
-        return lines
-
-    def _metrics(self, record: dict[str, Any], taken: Taken, step: int, seconds: float) -> dict[str, Any]:
-        """The step's line of metrics.jsonl."""
-        batch = Batch.from_trajectories(taken.trajectories)
-        counters = taken.counters
-        ticks = max(counters.ticks, 1)
-        totals = self._elapsed()
-        actions = int(batch.action_mask.sum())
-        version = self.schedule.state.version
-        waits = [taken.tick - rollout.graded_tick for rollout in taken.rollouts]
-        record |= metrics.staleness_statistics(batch.policy_versions, batch.action_mask, version)
-        record |= {
-            "step": step,
-            "version": version,
-            "wall_seconds": totals["wall_seconds"],
-            "cpu_seconds": totals["cpu_seconds"],
-            "tokens_per_second": counters.sampled_tokens / seconds,
-            "virtual_ticks": taken.tick,
-            "reward_mean": batch.outcome.mean().item(),
-            "positive_share": (batch.outcome > 0).double().mean().item(),
-            "dropped_stale": counters.dropped_stale,
-            "invalid": counters.invalid,
-            "filtered_groups": counters.filtered_groups,
-            "truncated": sum(trajectory.status == "truncated" for trajectory in taken.trajectories),
-            "trajectories": len(batch),
-            "action_tokens": actions,
-            "total_tokens": int(batch.lengths.sum()),
-            "mean_action_tokens": actions / len(batch),
-            "mean_turns": sum(trajectory.turns for trajectory in taken.trajectories) / len(batch),
-            "prompts_seen": (step + self.run.critic_only_steps + 1) * self.run.prompts_per_batch,
-            "queue_wait_mean_ticks": sum(waits) / len(waits),
-            "sampler_idle_share": 1 - counters.busy_slot_ticks / (ticks * self.run.sampler.slots),
-            "trainer_idle_share": 1 - counters.trainer_ticks / ticks,
-            "sampler_tokens": totals["sampler_tokens"],
-        }
-        return {name: record.get(name) for name in METRIC_COLUMNS}
-
     def _print_progress(self, record: dict[str, Any], log: TextIO) -> None:
-        done = self.step - self.first_step
-        rate = done / (time.monotonic() - self.started)
-        updates = self.run.training.updates
-        minutes, seconds = divmod(round((updates - self.step) / rate), 60)
-        line = (
-            f"{self.run.row} seed {self.run.seed}  step {self.step}/{updates}  "
-            f"reward {record['reward_mean']:.3f}  {rate:.2f} updates/s  {minutes}:{seconds:02} left"
-        )
+        seconds = time.monotonic() - self.started
+        line = progress_line(self.run, self.step, self.first_step, seconds, record["reward_mean"])
         print(line, flush=True)
         print(line, file=log, flush=True)
-
-
-def on_actions(values: torch.Tensor, trajectory: Trajectory) -> list[float | None]:
-    """The values at the trajectory's action tokens, None elsewhere; `values` float [tokens or more]."""
-    actions = trajectory.action_mask.tolist()
-    return [
-        value if action else None
-        for value, action in zip(values[: len(actions)].tolist(), actions, strict=True)
-    ]

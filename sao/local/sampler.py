@@ -31,8 +31,19 @@ class Rollout:
     versions: dict[int, int] = field(default_factory=dict)
     reward: float = 0.0
     status: str = "running"
+    failure: str = ""
     end_tick: int = -1
     graded_tick: int = -1
+
+    @property
+    def num_action_tokens(self) -> int:
+        """Tokens sampled by the policy."""
+        return len(self.logprobs)
+
+    @property
+    def oldest_version(self) -> int:
+        """The version of the oldest weights that sampled one of them."""
+        return min(self.versions.values())
 
     def to_trajectory(self) -> Trajectory:
         """The token-aligned record of a finished rollout."""
@@ -144,8 +155,8 @@ class Sampler:
         self._close_action(rollout)
         try:
             result = episode.step(action)
-        except EnvironmentFailure:
-            rollout.status = "environment_error"
+        except EnvironmentFailure as failure:
+            rollout.status, rollout.failure = "environment_error", str(failure)
             return
         if result.done:
             rollout.status, rollout.reward = result.status, result.reward

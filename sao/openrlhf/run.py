@@ -1,0 +1,217 @@
+"""One run over OpenRLHF from its start or latest checkpoint to its last evaluation: logs, syncs, checkpoints.
+
+`TrainingRun` takes the place of OpenRLHF's PPOTrainer and PPOTrainerAsync, the single controllers that its
+command line starts.
+"""
+
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import sao.openrlhf.ready  # noqa: F401
+
+# isort: split
+import ray
+import torch
+from openrlhf.trainer import ppo_trainer
+from openrlhf.utils import get_tokenizer
+
+from sao.config import RunConfig
+from sao.environments import make_environment
+from sao.openrlhf import weights
+from sao.openrlhf.checkpoint import load_controller, save_controller
+from sao.openrlhf.experience import ExperienceMaker
+from sao.openrlhf.processes import get_or_raise_cause, processor_seconds, reason_of
+from sao.openrlhf.rollout import HeldOut, RolloutStream
+from sao.openrlhf.settings import RunSettings
+from sao.openrlhf.strategy import Strategy
+from sao.runlog import RunDirectory, RunFailure
+from sao.runlog_files import writing
+from sao.step_log import metrics_line, trajectory_lines
+from sao.streaming import schedule_lines
+
+LOGGED_TRAJECTORIES = 8
+ENGINE_TYPE = torch.bfloat16  # OpenRLHF starts its engines with it
+
+ppo_trainer.RemoteExperienceMaker = ExperienceMaker
+
+
+class TrainingRun(ppo_trainer.BasePPOTrainer):
+    """The controller: holds the batch, the run directory and the order of things."""
+
+    def __init__(
+        self,
+        pretrain: str,
+        strategy: Strategy,
+        actor_model_group: Any,
+        critic_model_group: Any,
+        reward_model_group: Any,
+        reference_model_group: Any,
+        vllm_engines: list[Any],
+        **generation: Any,
+    ) -> None:
+        tokenizer = get_tokenizer(pretrain, None, "left", strategy)
+        super().__init__(
+            strategy,
+            actor_model_group,
+            critic_model_group,
+            reward_model_group,
+            reference_model_group,
+            vllm_engines,
+            tokenizer,
+        )
+        settings: RunSettings = strategy.args.run_settings
+        self.run: RunConfig = strategy.args.sao
+        self.checkpoint, self.driver = settings.checkpoint, settings.driver
+        self.directory = RunDirectory(settings.directory, self.run, settings.command, None)
+        self.directory.attempt = settings.attempt
+        self.environment = make_environment(self.run.task)
+        self.stream = ray.remote(RolloutStream).remote(pretrain, strategy, vllm_engines)
+        self.started = time.monotonic()
+        self.totals: dict[str, Any] = {"wall_seconds": 0.0, "cpu_seconds": 0.0, "sampler_tokens": 0}
+        self.step = -self.run.critic_only_steps
+
+    def get_max_steps(self) -> int:
+        """Steps of the whole run; OpenRLHF's learning-rate schedules ask, and are constant."""
+        return self.run.metrics_lines
+
+    @property
+    def version(self) -> int:
+        """Policy updates done."""
+        return max(self.step, 0)
+
+    def fit(self) -> None:
+        """Runs the remaining steps; raises RunFailure where the run cannot go on."""
+        try:
+            self._resume()
+            ray.get(self.stream.start.remote(self.version))
+            while self.step < self.run.training.updates:
+                self._train_step()
+            for logger in filter(None, (self.wandb_logger, self.tensorboard_logger)):
+                logger.close()
+        except Exception as error:
+            raise RunFailure(f"step {self.step}: {reason_of(error)}") from error
+
+    def _resume(self) -> None:
+        if self.checkpoint is not None:
+            self.step, folder = self.checkpoint
+            stream, running_mean, self.totals = load_controller(folder)
+            if self.experience_maker.running_mean is not None:
+                self.experience_maker.running_mean.load_state_dict(running_mean)
+            ray.get(self.stream.load_state_dict.remote(stream))
+        self.directory.rewind(self.step)
+        self._synchronise()
+
+    def _train_step(self) -> None:
+        step, version, began = self.step, self.version, time.monotonic()
+        taken = ray.get(self.stream.take.remote())
+        record = self.experience_maker.update(taken.trajectories, step)
+        self.step += 1
+        if trained := step >= 0:
+            self._synchronise()
+        update_ticks = ray.get(self.stream.finish_update.remote(self.version, trained)) - taken.tick
+        seconds = time.monotonic() - began
+        self.totals["sampler_tokens"] += taken.counters.sampled_tokens
+        record = metrics_line(self.run, record, taken, step, version, seconds, self._elapsed())
+        self.directory.log_schedule(list(schedule_lines(taken, step, update_ticks)))
+        self.directory.log_metrics(record)
+        numbers = {name: value for name, value in record.items() if isinstance(value, int | float)}
+        for logger in filter(None, (self.wandb_logger, self.tensorboard_logger)):
+            logger.log_train(step, numbers)
+        if self.step in self.run.evaluation.steps:
+            self._evaluate()
+        interval, updates = self.run.checkpoint_interval, self.run.training.updates
+        if self.step > 0 and self.step % interval == 0 and self.step < updates:
+            self._checkpoint(taken.state)
+
+    def _synchronise(self) -> None:
+        """Gives the engines the policy's weights, in the middle of trajectories."""
+        self._on_engines("pause_generation")
+        ray.get(self.actor_model_group.async_run_method(method_name="broadcast_to_vllm"))
+        self._on_engines("finish_weight_update", self.version)
+        self._on_engines("resume_generation")
+        if self.run.model.path is None:  # models that are built here are small
+            self._compare_weights()
+
+    def _compare_weights(self) -> None:
+        """Raises WeightMismatch unless every tensor of every engine is the trainer's, bit for bit."""
+        of_ranks = self.actor_model_group.async_run_method(method_name="weight_hashes", dtype=ENGINE_TYPE)
+        trainer = ray.get(of_ranks)[0]
+        engines = self._on_engines("weight_hashes")
+        for engine in engines:
+            weights.check_equal(trainer, engine)
+        print(f"version {self.version}: {len(trainer)} tensors agree in {len(engines)} engines", flush=True)
+
+    def _on_engines(self, method: str, *arguments: Any) -> list[Any]:
+        return ray.get([getattr(engine, method).remote(*arguments) for engine in self.vllm_engines])
+
+    def _elapsed(self) -> dict[str, Any]:
+        """Totals over all attempts up to now."""
+        return self.totals | {
+            "wall_seconds": self.totals["wall_seconds"] + time.monotonic() - self.started,
+            "cpu_seconds": self.totals["cpu_seconds"] + processor_seconds(self.driver),
+        }
+
+    def _checkpoint(self, stream_state: dict[str, Any]) -> None:
+        totals, running_mean = self._elapsed(), self.experience_maker.running_mean
+
+        def write(folder: Path) -> None:
+            groups = [group for group in (self.actor_model_group, self.critic_model_group) if group]
+            for group in groups:
+                get_or_raise_cause(group.async_run_method(method_name="save_state", folder=folder))
+            save_controller(folder, stream_state, running_mean and running_mean.state_dict(), totals)
+
+        self.directory.save_checkpoint(self.step, write)
+
+    def _evaluate(self) -> None:
+        """Evaluates the held-out set, exports the weights and logs some trajectories token by token."""
+        step = self.step
+        progress = min(step / self.run.training.updates, 1.0)
+        sampled: list[HeldOut] = ray.get(self.stream.evaluate.remote(progress))
+        shown = [held_out.trajectory for held_out in sampled if held_out.trajectory is not None]
+        shown = shown[:LOGGED_TRAJECTORIES]
+        per_token = self.experience_maker.inspect(shown)
+        self.directory.log_trajectories(trajectory_lines(shown, per_token, self.environment.vocabulary, step))
+        self._export(self.directory.weights_path(step))
+        # Last, because a run with all its evaluations counts as complete.
+        self.directory.log_evaluations(evaluation_lines(sampled, self.run, step))
+
+    def _export(self, folder: Path) -> None:
+        temporary = folder.with_name(f".{folder.name}.tmp")
+        with writing(folder):
+            folder.parent.mkdir(exist_ok=True)
+            get_or_raise_cause(
+                self.actor_model_group.async_run_method(method_name="export", folder=temporary)
+            )
+            shutil.rmtree(folder, ignore_errors=True)  # of an attempt that was stopped behind it
+            temporary.rename(folder)
+
+
+def evaluation_lines(sampled: list[HeldOut], run: RunConfig, step: int) -> list[dict[str, Any]]:
+    """One log line per sample; repetitions of a problem are numbered in the order given."""
+    seen: dict[str, int] = {}
+    lines = []
+    for held_out in sampled:
+        problem, trajectory = held_out.instance.prompt_id, held_out.trajectory
+        reward = 0.0 if trajectory is None else trajectory.reward
+        lines.append(
+            {
+                "step": step,
+                "benchmark": run.task.name,
+                "problem_id": problem,
+                "run_index": seen.get(problem, 0),
+                "correct": reward > 0,
+                "status": "environment_error" if trajectory is None else str(trajectory.status),
+                "turns": 0 if trajectory is None else trajectory.turns,
+                "action_tokens": 0 if trajectory is None else trajectory.num_action_tokens,
+                "label": held_out.instance.label,
+                "style": held_out.details.get("style"),
+                "reward": reward,
+            }
+        )
+        seen[problem] = seen.get(problem, 0) + 1
+    return lines
+
+
+RemoteTrainingRun = ray.remote(TrainingRun)

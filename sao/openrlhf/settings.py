@@ -1,0 +1,28 @@
+"""What the processes of a run learn beside OpenRLHF's arguments; imports no OpenRLHF."""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """What every process of a run learns as `strategy.args.run_settings`; `strategy.args.sao` is its config.
+
+    directory     the run directory
+    value_model   folder of a pretrained value model, where the row starts from one
+    checkpoint    (step, folder) to resume from, where there is one
+    command, attempt, driver      what started the run, the attempt's number, process id of the driver
+    """
+
+    directory: Path
+    value_model: Path | None = None
+    checkpoint: tuple[int, Path] | None = None
+    command: str = ""
+    attempt: int = 0
+    driver: int = 0
+
+    def with_driver(self, process_id: int) -> Self:
+        """The same, told which process drives."""
+        return dataclasses.replace(self, driver=process_id)

@@ -1,0 +1,222 @@
+"""The real actor classes of OpenRLHF, with DeepSpeed, against the local engine: same batch, same weights."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+import torch
+from in_process import Actors, copies, save_policy, save_values
+from local_engine import random_trajectories, run_config, tiny_policy
+from torch import Tensor
+from transformers.models.qwen3_moe import modeling_qwen3_moe
+
+from sao.config import RunConfig
+from sao.critic import ValueModel, is_attention_parameter
+from sao.local.model import load_policy
+from sao.local.packed_batch import PackedBatch, policy_logprobs
+from sao.local.trainer import Trainer
+from sao.trajectory import Trajectory
+
+ROWS = (
+    "sao",
+    "grpo_dis",
+    "grpo_vanilla",
+    "vapo",
+    "sao_full_critic",
+    "running_mean",
+    "step_average",
+    "step_last_token",
+    "sao_no_skip",
+    "gspo",
+    "icepop",
+    "tis",
+    "dapo",
+)
+COMPARED = (
+    "policy_loss",
+    "policy_grad_norm",
+    "entropy",
+    "masked_low",
+    "masked_high",
+    "clipped",
+    "ratio_q50",
+    "effective_sample_size",
+    "value_loss",
+    "value_mean",
+    "critic_grad_norm",
+    "critic_grad_norm_attention",
+    "critic_grad_norm_rest",
+    "explained_variance_before",
+    "explained_variance_after",
+    "advantage_abs_mean_after",
+    "learning_rate",
+    "critic_learning_rate",
+)
+
+
+@pytest.fixture(autouse=True)
+def results_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls in this process return results, not references to them."""
+    monkeypatch.setattr(ray, "get", lambda results: results)
+
+
+def starting_point(folder: Path) -> tuple[Any, ValueModel]:
+    """A policy and a value model with a head that is not zero, in memory and in `folder`."""
+    policy = tiny_policy()
+    value_model = ValueModel.from_policy(policy)
+    torch.nn.init.normal_(value_model.head.weight, std=0.3)
+    save_policy(policy, folder)
+    save_values(value_model, folder)
+    return policy, value_model
+
+
+def row_config(row: str, **blocks: Any) -> RunConfig:
+    """The row with batches of 8, rates large enough to see, and a clip that gradients exceed."""
+    training = {"batch_trajectories": 8, "learning_rate": 1e-4}
+    optimizer = {"gradient_clip": 0.05}
+    return run_config(row, training=training, optimizer=optimizer, **blocks)
+
+
+def batches(run: RunConfig, policy: Any, count: int) -> list[list[Trajectory]]:
+    size = run.sampling.group_size
+    return [random_trajectories(policy, 8, seed=seed, group_size=size) for seed in range(count)]
+
+
+def compare(record: dict[str, Any], expected: dict[str, Any], tolerance: float) -> None:
+    for name in COMPARED:
+        assert (record.get(name) is None) == (expected.get(name) is None), name
+        if expected.get(name) is not None:
+            assert record[name] == pytest.approx(expected[name], rel=tolerance, abs=tolerance), name
+
+
+def largest_difference(weights: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
+    assert weights.keys() == expected.keys()
+    return max((weights[name].float() - expected[name].float()).abs().max().item() for name in expected)
+
+
+@pytest.mark.parametrize("packing", [False, True], ids=["padded", "packed"])
+@pytest.mark.parametrize("row", ROWS)
+def test_float32_steps_equal_the_local_engines(row: str, packing: bool, tmp_path: Path) -> None:
+    policy, value_model = starting_point(tmp_path)
+    run = row_config(row)
+    actors = Actors(run, tmp_path, packing=packing)
+    local = Trainer(run, policy, value_model if run.critic else None)
+    maker = actors.maker()
+    for step, trajectories in enumerate(batches(run, policy, 2)):
+        compare(maker.update(trajectories, step), local.update(trajectories, step), 1e-5)
+    assert largest_difference(actors.policy_weights(), copies(policy)) < 1e-5
+    if run.critic:
+        assert largest_difference(actors.critic_weights(), copies(value_model)) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("row", "packing"), [("sao", False), ("sao", True), ("sao_full_critic", False), ("grpo_dis", True)]
+)
+def test_zero_3_steps_equal_the_local_engines(row: str, packing: bool, tmp_path: Path) -> None:
+    policy, value_model = starting_point(tmp_path)
+    run = row_config(row)
+    maker = Actors(run, tmp_path, packing=packing, zero_stage=3).maker()
+    local = Trainer(run, policy, value_model if run.critic else None)
+    for step, trajectories in enumerate(batches(run, policy, 2)):
+        compare(maker.update(trajectories, step), local.update(trajectories, step), 1e-5)
+
+
+@pytest.mark.parametrize("row", ["sao_no_dis", "icepop"])
+def test_minibatches_equal_the_local_engines(row: str, tmp_path: Path) -> None:
+    """Two policy updates on a batch, against log-probs from before the first of them; two of the critic."""
+    policy, value_model = starting_point(tmp_path)
+    run = row_config(row, minibatches_per_batch=2)
+    maker = Actors(run, tmp_path, packing=True).maker()
+    local = Trainer(run, policy, value_model)
+    for step, trajectories in enumerate(batches(run, policy, 2)):
+        compare(maker.update(trajectories, step), local.update(trajectories, step), 1e-5)
+
+
+def test_bf16_steps_stay_near_the_local_engines(tmp_path: Path) -> None:
+    """bf16 keeps eight bits: losses and values agree to a few hundredths, gradient norms to a tenth."""
+    policy, value_model = starting_point(tmp_path)
+    run = row_config("sao")
+    maker = Actors(run, tmp_path, dtype="bf16", packing=True).maker()
+    local = Trainer(run, policy, value_model)
+    [trajectories] = batches(run, policy, 1)
+    record, expected = maker.update(trajectories, 0), local.update(trajectories, 0)
+    for name in ("policy_loss", "entropy", "value_loss", "value_mean", "explained_variance_before"):
+        assert record[name] == pytest.approx(expected[name], rel=0.05, abs=0.05), name
+    for name in ("policy_grad_norm", "critic_grad_norm"):
+        assert record[name] == pytest.approx(expected[name], rel=0.1), name
+
+
+def test_critic_only_steps_move_the_critic_alone_and_never_its_frozen_part(tmp_path: Path) -> None:
+    policy, _ = starting_point(tmp_path)
+    run = row_config("sao", critic={"critic_only_steps": 2})
+    actors = Actors(run, tmp_path)
+    maker, optimizer_steps = actors.maker(), actors.critic.critic.global_steps
+    policy_before, critic_before = actors.policy_weights(), actors.critic_weights()
+    data = batches(run, policy, 3)
+    rates = [maker.update(data[place], step)["critic_learning_rate"] for place, step in enumerate((-2, -1))]
+    full_rate = run.training.learning_rate * run.critic.learning_rate_factor
+    assert rates == pytest.approx([full_rate / 2, full_rate])
+    assert all(torch.equal(weight, policy_before[name]) for name, weight in actors.policy_weights().items())
+    assert actors.critic.critic.global_steps - optimizer_steps == 2 * run.critic.updates_per_batch == 4
+    maker.update(data[2], 0)
+    for name, weight in actors.critic_weights().items():
+        assert torch.equal(weight, critic_before[name]) == is_attention_parameter(name), name
+    moved = {
+        name for name, weight in actors.policy_weights().items() if not weight.equal(policy_before[name])
+    }
+    assert moved == policy_before.keys()
+
+
+@pytest.mark.parametrize("zero_stage", [2, 3])
+def test_a_checkpoint_goes_on_as_if_nothing_had_happened(zero_stage: int, tmp_path: Path) -> None:
+    policy, _ = starting_point(tmp_path)
+    run = row_config("sao")
+    first, second = batches(run, policy, 2)
+    actors = Actors(run, tmp_path, zero_stage=zero_stage)
+    actors.maker().update(first, 0)
+    for actor in (actors.policy, actors.critic):
+        actor.save_state(tmp_path / "checkpoint")
+    resumed = Actors(run, tmp_path, zero_stage=zero_stage, resume_from=tmp_path / "checkpoint")
+    expected = actors.maker().update(second, 1)
+    assert resumed.maker().update(second, 1) == expected
+    assert resumed.policy.weight_hashes(torch.float32) == actors.policy.weight_hashes(torch.float32)
+
+
+def test_exported_weights_have_the_trainers_logprobs(tmp_path: Path) -> None:
+    policy, _ = starting_point(tmp_path)
+    run = row_config("sao")
+    actors = Actors(run, tmp_path)
+    first, probe = batches(run, policy, 2)
+    maker = actors.maker()
+    maker.update(first, 0)
+    actors.policy.export(tmp_path / "exported")
+    exported = load_policy(tmp_path / "exported")
+    data = PackedBatch.from_trajectories(probe, exported.device)
+    with torch.no_grad():
+        logprobs, _ = policy_logprobs(exported, data)
+    assert (logprobs - maker.logprobs(data.batch)).abs().max() < 1e-5
+
+
+def test_the_router_loss_is_computed_when_its_coefficient_asks_for_it_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy, _ = starting_point(tmp_path)
+    run = row_config("grpo_dis")
+    [trajectories] = batches(run, policy, 1)
+    calls: list[int] = []
+    original = modeling_qwen3_moe.load_balancing_loss_func
+
+    def counted(*arguments: Any) -> Tensor:
+        calls.append(1)
+        return original(*arguments)
+
+    monkeypatch.setattr(modeling_qwen3_moe, "load_balancing_loss_func", counted)
+    norms = []
+    for coefficient in (0.0, 0.5):
+        actors = Actors(run, tmp_path)
+        actors.policy.trainer.args.actor.aux_loss_coef = coefficient
+        actors.policy.trainer.aux_loss = coefficient > 0
+        norms.append(actors.maker().update(trajectories, 0)["policy_grad_norm"])
+        assert bool(calls) == (coefficient > 0)
+    assert norms[0] != pytest.approx(norms[1], rel=1e-3)
