@@ -138,10 +138,11 @@ def values(scale: config.Scale, task_name: str, folder: Path, frozen: Frozen, re
     from safetensors.torch import save_model
 
     from sao.environments import make_environment
-    from sao.local.model import load_policy
+    from sao.local.model import load_policy, on_device
     from sao.local.warm_start import train_value_model
 
-    policy = load_policy(require_preparation(results, scale.name, task_name, "warm_start") / "policy")
+    prepared = require_preparation(results, scale.name, task_name, "warm_start")
+    policy = on_device(load_policy(prepared / "policy"), scale.device)
     environment = make_environment(scale.task(task_name))
     progress = Progress(f"{scale.name} {task_name} value model ({frozen} frozen)")
     value_model = train_value_model(scale, environment, policy, frozen, PREPARATION_SEED, progress)
