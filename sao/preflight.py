@@ -136,7 +136,7 @@ def package_findings(scale: ScaleSettings) -> Iterator[Finding]:
 def _recipe(scale: ScaleSettings) -> str:
     if scale.device == "cuda":
         return "pip install .[openrlhf], or the environment of experiments/environments/openrlhf.yaml"
-    return "experiments/environments/openrlhf_cpu.sh"
+    return "make openrlhf-environment"
 
 
 def package_pins(scale: ScaleSettings) -> dict[str, str | None]:

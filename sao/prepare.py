@@ -138,10 +138,11 @@ def values(scale: config.Scale, task_name: str, folder: Path, frozen: Frozen, re
     from safetensors.torch import save_model
 
     from sao.environments import make_environment
-    from sao.local.model import load_policy
+    from sao.local.model import load_policy, on_device
     from sao.local.warm_start import train_value_model
 
-    policy = load_policy(require_preparation(results, scale.name, task_name, "warm_start") / "policy")
+    prepared = require_preparation(results, scale.name, task_name, "warm_start")
+    policy = on_device(load_policy(prepared / "policy"), scale.device)
     environment = make_environment(scale.task(task_name))
     progress = Progress(f"{scale.name} {task_name} value model ({frozen} frozen)")
     value_model = train_value_model(scale, environment, policy, frozen, PREPARATION_SEED, progress)
@@ -156,6 +157,14 @@ def values(scale: config.Scale, task_name: str, folder: Path, frozen: Frozen, re
 def write_progress(folder: Path, progress: Progress) -> None:
     """Writes the step reports as training.jsonl."""
     (folder / "training.jsonl").write_text("".join(json.dumps(record) + "\n" for record in progress.records))
+
+
+def _by_hand(scale: config.Scale) -> str:
+    return (
+        f"scale {scale.name}: preparing the released model {scale.model.path} is not automated. Fine-tune it "
+        f"with the command that python -m sao.openrlhf.sft_flags --scale {scale.name} prints; there is no "
+        "command yet that pretrains its value model"
+    )
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -193,6 +202,8 @@ def prepare(options: argparse.Namespace) -> None:
     if is_prepared(folder, digest):
         print(f"{folder}: is finished")
         return
+    if scale.model.path is not None:
+        raise config.ConfigError(_by_hand(scale))
     import torch
 
     torch.set_num_threads(1)

@@ -41,3 +41,19 @@ def test_resources_are_functions_of_the_wildcards() -> None:
         assert found["nodes"](row) == found["tasks"](row) == nodes
         assert found["gpu"](row) == 8 * nodes
         assert (found["mpi"](row), found["tasks_per_gpu"]) == ("srun", 0)
+
+
+def test_a_scale_on_a_gpu_does_not_train_elsewhere() -> None:
+    import pytest
+    import torch
+
+    from sao.local.model import build_policy, on_device
+    from sao.runlog import RunError
+
+    policy = build_policy(load_scale("smoke").model, vocabulary_size=70, max_tokens=32, seed=0)
+    assert on_device(policy, None) is policy
+    if torch.cuda.is_available():
+        assert on_device(policy, "cuda").device.type == "cuda"
+        return
+    with pytest.raises(RunError, match="device: cuda: torch finds no GPU here; run where there is one"):
+        on_device(policy, "cuda")

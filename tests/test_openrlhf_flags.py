@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from sao import prepare
 from sao.config import ConfigError, load_scale, resolve
-from sao.openrlhf import flags
+from sao.openrlhf import flags, sft_flags
 
 GOLDEN = Path(__file__).parent / "golden"
 PAPER_SCALES = ("paper_math", "paper_swe", "paper_writing")
@@ -160,3 +161,26 @@ def test_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert flags.main(["--scale", "paper_swe", "--write", str(tmp_path / "file")]) == 2
     assert "cannot be written" in capsys.readouterr().err
+
+
+def test_fine_tuning_is_three_epochs_from_the_released_model(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Regenerate: python -m sao.openrlhf.sft_flags --scale paper_math --write tests/golden"""
+    assert sft_flags.main(["--scale", "paper_math"]) == 0
+    printed = capsys.readouterr().out
+    assert printed == (GOLDEN / "paper_math_sft.txt").read_text()
+    words = shlex.split(printed.replace("\\\n", " "))
+    assert words[words.index("--train.max_epochs") + 1] == "3"
+    assert words[words.index("--model.model_name_or_path") + 1] == "Qwen/Qwen3-30B-A3B-Thinking-2507"
+    assert words[words.index("--ckpt.output_dir") + 1] == "results/paper_math/prepare/math/warm_start/policy"
+    assert sft_flags.main(["--scale", "paper_math", "--write", str(tmp_path)]) == 0
+    assert (tmp_path / "paper_math_sft.txt").read_text() == printed
+    assert sft_flags.main(["--scale", "paper_swe"]) == 2
+    assert "paper_swe.yaml: sft: the scale fine-tunes no released model" in capsys.readouterr().err
+
+
+def test_preparing_a_released_model_says_what_is_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
+    for step in ("warm-start", "values"):
+        assert prepare.main([step, "--scale", "paper_math", "--task", "math"]) == 2
+        assert "python -m sao.openrlhf.sft_flags --scale paper_math prints" in capsys.readouterr().err

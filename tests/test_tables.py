@@ -209,7 +209,7 @@ def test_every_value_of_ours_names_existing_runs(logs: Logs, folder: Path) -> No
     for name in load_artifacts().tables:
         data = build_table(logs, name)
         ours = data[(data["measure"] != "paper") & data["value"].notna()]
-        assert len(ours)
+        assert len(ours) or name == "table2", "Table 2 has no row of a scale with locks"
         for runs in ours["runs"]:
             assert runs
             assert all((folder / run).is_dir() for run in runs.split())
@@ -231,7 +231,7 @@ def test_paper_values_are_those_of_the_published_file() -> None:
 def test_formats_agree(folder: Path, tmp_path: Path) -> None:
     tables.main(["--runs", str(folder), "--out", str(tmp_path)])
     written = {path.name for path in tmp_path.iterdir()}
-    names = ("table1", "table3", "table4", "table5", "beyond")
+    names = ("table1", "table2", "table3", "table4", "table5", "beyond")
     assert written == {f"{name}.{suffix}" for name in names for suffix in ("csv", "md", "tex")}
     with open(tmp_path / "table4.csv", encoding="utf-8") as file:
         lines = list(csv.DictReader(file))

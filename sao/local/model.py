@@ -21,7 +21,7 @@ from transformers import AttentionInterface, Qwen3MoeConfig, Qwen3MoeForCausalLM
 from transformers.utils import logging
 
 from sao.config_scales import Model
-from sao.runlog_files import writing
+from sao.runlog_files import RunError, writing
 
 ATTENTION = "sao_bucketed"
 EXPERTS = "eager"  # a loop over experts: the fastest for small experts on one thread
@@ -151,6 +151,15 @@ def load_policy(path: Path) -> Qwen3MoeForCausalLM:
     return Qwen3MoeForCausalLM.from_pretrained(
         path, attn_implementation=ATTENTION, experts_implementation=EXPERTS, dtype=torch.float32
     )
+
+
+def on_device(policy: Qwen3MoeForCausalLM, device: str | None) -> Qwen3MoeForCausalLM:
+    """The policy on the scale's device, which is the CPU where it is None; RunError without such a device."""
+    if device is None:
+        return policy
+    if not torch.cuda.is_available():
+        raise RunError(f"device: {device}: torch finds no GPU here; run where there is one, or drop the key")
+    return policy.to(device)  # type: ignore[arg-type]  # transformers narrows the argument
 
 
 def export_policy(policy: Qwen3MoeForCausalLM, folder: Path, tokenizer: Any = None) -> None:

@@ -10,7 +10,7 @@ from sao import critic
 from sao.environments import make_environment
 from sao.local.checkpoint import load_state, save_state
 from sao.local.evaluation import evaluate, evaluation_lines
-from sao.local.model import export_policy, load_policy
+from sao.local.model import export_policy, load_policy, on_device
 from sao.local.packed_batch import TrainingError
 from sao.local.schedule import Schedule
 from sao.local.trainer import Trainer
@@ -55,7 +55,7 @@ class LocalRun:
         self.started, self.cpu_started = time.monotonic(), time.process_time()
         self.environment = make_environment(self.run.task)
         warm_start = require_preparation(results, self.run.scale, self.run.task.name, "warm_start")
-        policy = load_policy(warm_start / "policy")
+        policy = on_device(load_policy(warm_start / "policy"), self.run.device)
         self.trainer = Trainer(self.run, policy, self._value_model(policy, results))
         self.schedule = Schedule(self.run, self.environment, policy)
         self.totals: dict[str, Any] = {"wall_seconds": 0.0, "cpu_seconds": 0.0, "sampler_tokens": 0}

@@ -18,7 +18,7 @@ from sao.advantages import returns
 from sao.config_scales import ScaleSettings
 from sao.environments.base import Environment
 from sao.local.decode import DecodeEngine
-from sao.local.model import PackedTokens, build_policy
+from sao.local.model import PackedTokens, build_policy, on_device
 from sao.local.packed_batch import (
     PackedBatch,
     optimizer_step,
@@ -39,7 +39,8 @@ GRADIENT_CLIP = 1.0
 
 def initial_policy(scale: ScaleSettings, environment: Environment, seed: int) -> Qwen3MoeForCausalLM:
     """The fresh policy that fine-tuning starts from."""
-    return build_policy(scale.model, len(environment.vocabulary), scale.sampler.max_tokens, seed)
+    policy = build_policy(scale.model, len(environment.vocabulary), scale.sampler.max_tokens, seed)
+    return on_device(policy, scale.device)
 
 
 def train_policy(

@@ -260,7 +260,7 @@ def command_line(run: RunConfig, places: Places) -> list[str]:
     words: list[str] = []
     for name, value in [*_translated(run), *CONSTANT, *_paths(run, places)]:
         if run.critic is not None or not name.startswith("--critic."):
-            words += _words(name, value)
+            words += words_of(name, value)
     return words
 
 
@@ -330,7 +330,8 @@ def _paths(run: RunConfig, places: Places) -> Iterator[tuple[str, Any]]:
         yield "--logger.wandb.run_name", f"{run.row}_seed{run.seed}"
 
 
-def _words(name: str, value: Any) -> list[str]:
+def words_of(name: str, value: Any) -> list[str]:
+    """A flag with its value as words; none where the value is None or False."""
     if value is None or value is False:
         return []
     if value is True:
@@ -354,8 +355,12 @@ def planned_places(run: RunConfig, results: str = "results") -> Places:
 
 def shown_command(run: RunConfig, results: str = "results") -> str:
     """The command line as text, a flag a line."""
-    words = command_line(run, planned_places(run, results))
-    lines = [f"python -m {CLI}"]
+    return command_text(CLI, command_line(run, planned_places(run, results)))
+
+
+def command_text(module: str, words: list[str]) -> str:
+    """A command line as text, a flag a line."""
+    lines = [f"python -m {module}"]
     for word in words:
         lines.append(word) if word.startswith("--") else lines.append(f"{lines.pop()} {shlex.quote(word)}")
     return " \\\n  ".join(lines) + "\n"

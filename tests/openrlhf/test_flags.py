@@ -14,32 +14,38 @@ from typing import Any
 import pytest
 
 from sao.config import load_scale, resolve
-from sao.openrlhf import flags
+from sao.openrlhf import flags, sft_flags
 
 FOUND = importlib.util.find_spec("openrlhf")
 pytestmark = pytest.mark.skipif(
     FOUND is None or FOUND.origin is None, reason="openrlhf is not installed"
 )  # without an origin it is this folder that was found
-GOLDEN = sorted((Path(__file__).parents[1] / "golden").glob("paper_*.txt"))
+FOLDER = Path(__file__).parents[1] / "golden"
+GOLDEN = sorted(FOLDER.glob("paper_*.*.txt"))
 
 
 @pytest.fixture
 def parse(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A function from words to the arguments that `train` would get; SystemExit for unknown flags."""
+    return parser_of("train_ppo_ray", monkeypatch)
+
+
+def parser_of(command: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The same for any of OpenRLHF's commands."""
     package = Path(FOUND.submodule_search_locations[0])
     spec = importlib.util.spec_from_file_location("openrlhf.utils.config", package / "utils" / "config.py")
     hierarchy = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(hierarchy)
     monkeypatch.setitem(sys.modules, "openrlhf.utils.config", hierarchy)
-    tree = ast.parse((package / "cli" / "train_ppo_ray.py").read_text(encoding="utf-8"))
+    tree = ast.parse((package / "cli" / f"{command}.py").read_text(encoding="utf-8"))
     main = next(node for node in tree.body if isinstance(node, ast.If))
     kept = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
     standard = [node for node in kept if node.names[0].name in ("argparse", "os", "datetime")]
-    code = compile(ast.Module([*standard, *main.body], type_ignores=[]), "train_ppo_ray", "exec")
+    code = compile(ast.Module([*standard, *main.body], type_ignores=[]), command, "exec")
 
     def run(words: list[str]) -> Any:
         taken: list[Any] = []
-        monkeypatch.setattr(sys, "argv", ["train_ppo_ray", *words])
+        monkeypatch.setattr(sys, "argv", [command, *words])
         exec(code, {"train": taken.append})
         return taken[0]
 
@@ -64,6 +70,14 @@ def test_golden_command_line_passes_parser_and_validation(file: Path, parse: Any
     run = resolve(row, scale, 0)
     assert found.train.batch_size == 128 and found.data.max_len == run.sampler.max_tokens
     assert (found.critic.model_name_or_path is None) == (run.critic is None)
+
+
+def test_golden_fine_tuning_passes_parser_and_validation(monkeypatch: Any, capsys: Any) -> None:
+    words = shlex.split((FOLDER / "paper_math_sft.txt").read_text().replace("\\\n", " "))
+    assert words[:3] == ["python", "-m", sft_flags.CLI]
+    found = parser_of("train_sft", monkeypatch)(words[3:])
+    assert "[Warning]" not in capsys.readouterr().out.replace("input_template", "")
+    assert (found.train.max_epochs, found.data.max_len, found.ds.ring_attn_size) == (3, 131_072, 8)
 
 
 @pytest.mark.parametrize("scale", ["openrlhf_smoke", "openrlhf_smoke_two_ranks", "gpu_openrlhf"])
