@@ -151,7 +151,7 @@ def read_requests(path: Path) -> list[str]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"{path}: cannot be read: {error}; put the requests there, a JSON object with `text` on each line, "
+            f"{path}: cannot be read: {error}; put the requests there, an object with `text` on each line, "
             f"or name their file in {REQUESTS_VARIABLE}"
         ) from error
     requests = []
