@@ -1,4 +1,4 @@
-"""The `--config` switches of the workflow: scale, results, runs, seeds, endpoint, model. Imports no torch."""
+"""The `--config` switches of the workflow: scale, results, runs, seeds, endpoint and so on. No torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -21,6 +21,9 @@ class Switches:
     seeds: tuple[int, ...] | None = None  # None: the scale's own
     endpoint: str | None = None  # base URL that serves what is evaluated, in place of the local engine
     model: str | None = None  # its name there; the row by default
+    swe: str | None = None  # further options of the SWE-Bench runner, as on its command line
+    swe_grading: str | None = None  # options of its grader
+    openhands_python: str | None = None  # interpreter of its environment; .venv-openhands's by default
 
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> "Switches":
