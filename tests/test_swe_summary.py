@@ -10,6 +10,7 @@ import pytest
 from scipy.stats import beta
 
 from evaluation.math.store import SampleStore
+from evaluation.summary import find_evaluations
 from evaluation.swe.outcomes import (
     EMPTY_PATCH,
     INFRASTRUCTURE_ERROR,
@@ -167,6 +168,10 @@ def test_changed_scores_are_refused(pair: Path, capsys: pytest.CaptureFixture[st
     file.write_text(file.read_text().replace("tests_fail", "resolved"))
     assert main(["--evaluations", str(pair), "--out", str(pair / "tables")]) == 2
     assert "scores.jsonl: was changed after it was sealed" in capsys.readouterr().err
+
+
+def test_the_summary_of_mathematics_leaves_them_out(pair: Path) -> None:
+    assert find_evaluations(pair) == []
 
 
 def test_folder_without_evaluations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
