@@ -75,7 +75,7 @@ def _enter(process: int) -> None:
     places = [(f"/proc/{process}/ns/{name}", f"/proc/self/ns/{name}") for name in NAMESPACES]
     files = [os.open(there, os.O_RDONLY) for there, here in places if os.readlink(there) != os.readlink(here)]
     for file in files:
-        os.setns(file)
+        os.setns(file)  # type: ignore[attr-defined]  # new in Python 3.12
         os.close(file)
 
 
