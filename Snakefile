@@ -5,9 +5,11 @@
 #   snakemake --cores 2 results/cpu/rows/vapo.md                   one row
 #   snakemake --cores 1 figures --config runs=results/logged/cpu   from logged runs; nothing is trained
 #   snakemake --cores 2 math --config scale=cpu_math               the mathematics benchmarks, sampled over HTTP
+#   snakemake --cores 2 swe --config scale=paper_swe endpoint=URL   SWE-Bench Verified (docs/swe.md)
 #   snakemake --cores 1 plan                                       runs left, with their cost
 #
-# Switches: --config scale=cpu results=results seeds=5 runs=FOLDER endpoint=URL model=NAME openrlhf_python=FILE
+# Switches: --config scale=cpu results=results seeds=5 runs=FOLDER endpoint=URL model=NAME openrlhf_python=FILE; for swe
+# those of docs/swe.md
 import os
 import signal
 import sys
@@ -22,6 +24,12 @@ from evaluation.math.targets import (
     policy_seals,
     untrained_rows,
     with_evaluations,
+)
+from evaluation.swe.targets import (
+    evaluation_seals as swe_seals,
+    grading_options,
+    playing_options,
+    python_command,
 )
 from sao.config import load_scale
 from sao.grid import GridError, alternatives, open_grid
@@ -141,6 +149,12 @@ rule math:
         GRID.refusal_marker(GRID.evaluated_rows()),
 
 
+rule swe:
+    """SWE-Bench Verified for Table 2's rows, trained or not: their scores and paired tests."""
+    input:
+        f"{OUT}/tables/swe_scores.csv",
+
+
 rule grid:
     """Every run of the scale, without tables."""
     input:
@@ -241,7 +255,7 @@ rule evaluate_math:
         policy=policy_pattern(GRID.rows, served="endpoint" in config),
         policy_seed=r"\d+",
         step=r"\d+",
-        benchmark="[a-z0-9_]+",
+        benchmark="(?!swe_)[a-z0-9_]+",
     retries: 1
     conda:
         "environment.yml"
@@ -274,6 +288,90 @@ rule math_scores:
         out=subpath(output[0], parent=True),
     shell:
         "python -m evaluation.summary --evaluations {params.evaluations:q} --out {params.out:q} > {log:q} 2>&1"
+
+
+rule evaluate_swe:
+    """SWE-Bench's tasks played by one policy behind an endpoint. What is played outlives a failure."""
+    input:
+        lambda wildcards: (
+            ancient(
+                f"{OUT}/runs/{wildcards.policy}/seed{wildcards.policy_seed}/seal.json"
+            )
+            if wildcards.policy in GRID.rows
+            else []
+        ),
+    output:
+        f"{OUT}/evaluations/{{policy}}/seed{{policy_seed}}/step{{step}}/{{benchmark}}/predictions.jsonl",
+    log:
+        f"{OUT}/logs/evaluations/{{policy}}.seed{{policy_seed}}.step{{step}}.{{benchmark}}.log",
+    wildcard_constraints:
+        policy="[A-Za-z0-9][A-Za-z0-9_.-]*",
+        policy_seed=r"\d+",
+        step=r"\d+",
+        benchmark="swe_[a-z0-9_]+",
+    retries: 1
+    conda:
+        "experiments/environments/openhands.yaml"
+    threads: 2
+    resources:
+        mem_mb=4000,
+        # No parameters: they say where something runs, and not what is measured.
+        python=python_command(config),
+        options=playing_options(config),
+    params:
+        results=lambda wildcards: GRID.results,
+        scale=GRID.scale,
+    shell:
+        "{resources.python} -u -m evaluation.swe.runner --results {params.results:q} --row {wildcards.policy}"
+        " --scale {params.scale} --seed {wildcards.policy_seed} --step {wildcards.step}"
+        " --benchmark {wildcards.benchmark} {resources.options} 2>&1 | tee -i {log:q}"
+
+
+rule grade_swe:
+    """The patches of one policy, graded by the official harness."""
+    input:
+        ancient(rules.evaluate_swe.output),
+    output:
+        f"{OUT}/evaluations/{{policy}}/seed{{policy_seed}}/step{{step}}/{{benchmark}}/seal.json",
+    log:
+        f"{OUT}/logs/evaluations/{{policy}}.seed{{policy_seed}}.step{{step}}.{{benchmark}}.grading.log",
+    wildcard_constraints:
+        policy="[A-Za-z0-9][A-Za-z0-9_.-]*",
+        policy_seed=r"\d+",
+        step=r"\d+",
+        benchmark="swe_[a-z0-9_]+",
+    retries: 1
+    conda:
+        "experiments/environments/openhands.yaml"
+    threads: 2
+    resources:
+        mem_mb=4000,
+        python=python_command(config),
+        options=grading_options(config),
+    params:
+        folder=subpath(output[0], parent=True),
+    shell:
+        "{resources.python} -u -m evaluation.swe.grade {params.folder:q} --workers {threads} {resources.options}"
+        " 2>&1 | tee -i {log:q}"
+
+
+rule swe_scores:
+    """Scores of all SWE-Bench evaluations with their intervals, and the paired tests between them."""
+    input:
+        lambda wildcards: swe_seals(
+            load_scale(GRID.scale), OUT, GRID.paper_rows(), GRID.seeds
+        ),
+    output:
+        multiext(f"{OUT}/tables/swe", "_scores.csv", "_scores.md", "_comparisons.csv"),
+    log:
+        f"{OUT}/logs/tables/swe_scores.log",
+    conda:
+        "environment.yml"
+    params:
+        evaluations=f"{OUT}/evaluations",
+        out=subpath(output[0], parent=True),
+    shell:
+        "python -m evaluation.swe.summary --evaluations {params.evaluations:q} --out {params.out:q} > {log:q} 2>&1"
 
 
 rule table:

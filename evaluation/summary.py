@@ -20,6 +20,7 @@ import pandas as pd
 
 from evaluation.math.protocol import BENCHMARKS, MAX_TOKENS, MAX_TURNS
 from evaluation.math.store import Evaluation, StoreError, read_evaluation
+from evaluation.swe.protocol import BENCHMARKS as SWE_BENCHMARKS
 
 PASS_AT = (1, 4, 16)
 COMPLETE = "complete"
@@ -196,11 +197,12 @@ def with_paper(lines: Iterable[dict[str, Any]], published: Path = PUBLISHED) -> 
 
 
 def find_evaluations(folder: Path) -> list[Evaluation]:
-    """All evaluations below a folder, by row, seed, step and benchmark.
+    """All evaluations on mathematics below a folder, by row, seed, step and benchmark.
 
     Raises StoreError for one that is damaged or lies in another one's place.
     """
-    found = [read_evaluation(spec.parent) for spec in folder.glob("*/seed*/step*/*/spec.json")]
+    specs = folder.glob("*/seed*/step*/*/spec.json")
+    found = [read_evaluation(spec.parent) for spec in specs if spec.parent.name not in SWE_BENCHMARKS]
     for evaluation in found:
         _check_place(evaluation, folder)
     order = list(BENCHMARKS)

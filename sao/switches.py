@@ -22,6 +22,9 @@ class Switches:
     endpoint: str | None = None  # base URL that serves what is evaluated, in place of the local engine
     model: str | None = None  # its name there; the row by default
     openrlhf_python: str | None = None  # interpreter with OpenRLHF, where no conda environment is made of it
+    swe: str | None = None  # further options of the SWE-Bench runner, as on its command line
+    swe_grading: str | None = None  # options of its grader
+    openhands_python: str | None = None  # interpreter of its environment; .venv-openhands's by default
 
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> "Switches":

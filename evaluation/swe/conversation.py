@@ -1,6 +1,7 @@
 """One task played by the agent through OpenHands' SDK, until it finishes or a limit ends it."""
 
 import contextlib
+import os
 import sys
 import threading
 import time
@@ -31,6 +32,7 @@ from evaluation.swe.tasks import Task
 from evaluation.swe.workspaces import SERVER_SIDE, Workspace
 from sao.environments.base import EnvironmentFailure
 
+os.environ.setdefault("OPENHANDS_REMOTE_WS_READY_TIMEOUT", "300")  # seconds, for a busy machine
 sys.path.append(str(SERVER_SIDE))
 import sao_terminal  # noqa: F401  registers the terminal by the name under which the server imports it
 

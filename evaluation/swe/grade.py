@@ -26,7 +26,13 @@ from evaluation.math.store import (
     read_samples,
     without_texts,
 )
-from evaluation.swe.outcomes import EMPTY_PATCH, INFRASTRUCTURE_ERROR, OUTCOMES, RESOLVED
+from evaluation.swe.outcomes import (
+    EMPTY_PATCH,
+    INFRASTRUCTURE_ERROR,
+    MANY_EMPTY_PATCHES,
+    OUTCOMES,
+    RESOLVED,
+)
 from evaluation.swe.plan import TASKS
 from evaluation.swe.protocol import TEST_SECONDS
 from evaluation.swe.report import PAGE, write_page
@@ -35,7 +41,6 @@ from evaluation.swe.versions import HARNESS, VersionError, require
 from sao.runlog_files import RunError, write_atomic
 
 GRADING = "grading"  # folder of logs below an evaluation's
-MANY_EMPTY = 0.1  # a larger share of empty patches is rather a fault of the run than of the model
 
 
 class NotGraded(StoreError):
@@ -134,7 +139,7 @@ def _in_words(counts: Mapping[str, int], spec: dict[str, Any], backend: str) -> 
     text += f"; {100 * counts.get(RESOLVED, 0) / total:.1f}% resolved"
     if backend != "docker":
         text += f" (graded over {backend}, not over the official images)"
-    if counts.get(EMPTY_PATCH, 0) > MANY_EMPTY * total:
+    if counts.get(EMPTY_PATCH, 0) > MANY_EMPTY_PATCHES * total:
         text += f"\nwarning: {counts[EMPTY_PATCH]} empty patches; a fault of the run is likely"
     return text
 

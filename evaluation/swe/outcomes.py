@@ -11,3 +11,5 @@ INFRASTRUCTURE_ERROR = "infrastructure_error"  # says nothing of the patch: no s
 OUTCOMES = (RESOLVED, SUSPECT, TESTS_FAIL, EMPTY_PATCH, DOES_NOT_APPLY, TIMEOUT, INFRASTRUCTURE_ERROR)
 
 UNGRADED = "ungraded"  # verdict of a sample before its patch is graded
+
+MANY_EMPTY_PATCHES = 0.1  # a larger share of them is rather a fault of the run than of the model

@@ -168,8 +168,8 @@ def main(arguments: list[str] | None = None) -> int:
                 _run(plan, store)
             if store.missing:
                 raise EndpointFailure(
-                    f"{plan.folder}: {len(store.missing)} of {len(store.due)} tasks are missing; errors.jsonl "
-                    "says why; the same command tries them again"
+                    f"{plan.folder}: {len(store.missing)} of {len(store.due)} tasks are missing; "
+                    "errors.jsonl says why; the same command tries them again"
                 )
             write_predictions(store)
             print(f"{plan.folder}: all tasks are played; grade them with python -m evaluation.swe.grade")

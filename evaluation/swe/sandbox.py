@@ -5,6 +5,7 @@ programs read-only, and an environment without anything of the caller's. Images 
 folders with the repository in `testbed`; a sandbox works on a copy.
 """
 
+import json
 import os
 import shutil
 import signal
@@ -13,12 +14,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
 
 MARK = "SAO_SWE_SANDBOX"  # environment variable of every process in a sandbox: its folder
 HOME = "/root"
 SYSTEM_FILES = ("passwd", "group", "alternatives", "ld.so.cache", "localtime", "nsswitch.conf", "ssl")
 NETWORK_FILES = ("hosts", "resolv.conf")
+# In a user namespace of its own, whose root is the caller without any right outside.
+ISOLATION = ("--unshare-user", "--uid", "0", "--gid", "0", "--unshare-pid", "--unshare-ipc", "--unshare-uts")
 MERGED = ("bin", "sbin", "lib", "lib64")  # links into /usr on most systems
 
 
@@ -31,7 +33,7 @@ def require_bubblewrap() -> None:
     if shutil.which("bwrap") is None:
         raise SandboxError("bubblewrap is not installed (apt install bubblewrap); or use --workspace docker")
     tried = subprocess.run(
-        ["bwrap", "--ro-bind", "/", "/", "--unshare-pid", "--proc", "/proc", "true"],
+        ["bwrap", *ISOLATION, "--ro-bind", "/", "/", "--proc", "/proc", "true"],
         capture_output=True,
         text=True,
     )
@@ -80,29 +82,24 @@ class Sandbox:
 
     def command(self, words: Sequence[str], directory: str = "/testbed") -> list[str]:
         """The words of bubblewrap's command line for a command inside."""
-        inside = [
-            "bwrap",
-            "--die-with-parent",
-            "--new-session",
-            "--unshare-pid",
-            "--unshare-ipc",
-            "--unshare-uts",
-        ]
+        inside = ["bwrap", "--die-with-parent", "--new-session", *ISOLATION]
         inside += [] if self.network else ["--unshare-net"]
         inside += ["--bind", str(self.folder), "/", "--proc", "/proc", "--dev", "/dev"]
         inside += [word for pair in self._mounts() for word in pair]
         inside += ["--clearenv"]
-        inside += [word for name, value in self._variables().items() for word in ("--setenv", name, value)]
-        return [*inside, "--chdir", directory, *words]
+        inside += [word for name, value in self.variables.items() for word in ("--setenv", name, value)]
+        return [*inside, "--cap-drop", "ALL", "--chdir", directory, *words]
 
-    def start(
-        self, words: Sequence[str], directory: str = "/testbed", output: IO[bytes] | int = subprocess.PIPE
-    ) -> subprocess.Popen[bytes]:
-        """Start a command inside, with its output and errors together in one pipe or file."""
+    def start(self, words: Sequence[str], directory: str = "/testbed") -> subprocess.Popen[bytes]:
+        """Start a command inside, with its output and errors together in one pipe."""
+        return self._popen(self.command(words, directory))
+
+    def _popen(self, words: Sequence[str], files: Sequence[int] = ()) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
-            self.command(words, directory),
+            words,
+            pass_fds=files,
             stdin=subprocess.DEVNULL,
-            stdout=output,
+            stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env={"PATH": os.environ.get("PATH", os.defpath), MARK: str(self.folder)},
         )
@@ -125,6 +122,23 @@ class Sandbox:
             raise SandboxError(output.decode(errors="replace").strip())
         return process.returncode, output
 
+    def hold(self) -> tuple[subprocess.Popen[bytes], int]:
+        """Open the sandbox without a command: bubblewrap, and the id of a process in its namespaces.
+
+        Raises SandboxError where it cannot be opened.
+        """
+        reader, writer = os.pipe()
+        words = self.command(["sh", "-c", "echo ready; exec sleep infinity"], "/")
+        process = self._popen([words[0], "--info-fd", str(writer), *words[1:]], (writer,))
+        os.close(writer)
+        with os.fdopen(reader) as file:
+            information = file.read()
+        assert process.stdout
+        said = process.stdout.readline()
+        if said != b"ready\n":
+            raise SandboxError((said + process.stdout.read()).decode(errors="replace").strip())
+        return process, int(json.loads(information)["child-pid"])
+
     def close(self) -> None:
         """End all that runs inside and remove the folder."""
         for process in self._processes:
@@ -144,7 +158,9 @@ class Sandbox:
         mounts += [("--ro-bind", str(outside), inside) for outside, inside in self.binds.items()]
         return mounts
 
-    def _variables(self) -> dict[str, str]:
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment of what runs inside."""
         path = [f"{sys.prefix}/bin", "/usr/local/bin", "/usr/bin", "/bin"]
         return {
             "PATH": os.pathsep.join(path),

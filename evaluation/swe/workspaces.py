@@ -4,14 +4,16 @@ All four are an agent server of OpenHands that the same client talks to; the age
 and its tools run there. So the model's address must be one that the workspace reaches.
 """
 
+import json
 import os
 import secrets
 import shutil
 import socket
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, cast
@@ -27,9 +29,10 @@ from evaluation.swe.versions import OFFLINE
 from sao.environments.base import EnvironmentFailure
 
 KINDS = ("docker", "apptainer", "remote", "local")
+ROOT = Path(__file__).parents[2]
 SERVER_SIDE = Path(__file__).parent / "server_side"
 SERVER_SIDE_INSIDE = "/opt/sao_server_side"
-START_SECONDS = 180.0
+START_SECONDS = 600.0
 COMMAND_SECONDS = 120.0
 SILENCES = 10  # unanswered questions after health in a row, after which a server counts as gone
 SERVER_SETTINGS = {
@@ -123,6 +126,62 @@ def open_workspace(options: WorkspaceOptions, task: Task, stop: threading.Event 
         raise EnvironmentFailure(f"the workspace did not start: {error}") from error
 
 
+class ServerParent:
+    """The process that agent servers of kind local are forked from; ends with this one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "evaluation.swe.server_parent"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+        )
+        if self._answer() != "ready":
+            raise RuntimeError("the parent of the agent servers did not start")
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    def start(self, inside: int, variables: Mapping[str, str], directory: str, port: int, log: Path) -> None:
+        """Start a server in the sandbox of the process `inside`; RuntimeError where that fails."""
+        wanted = {
+            "process": inside,
+            "environment": dict(variables),
+            "directory": directory,
+            "port": port,
+            "log": str(log.absolute()),
+        }
+        with self._lock:
+            assert self._process.stdin
+            self._process.stdin.write(json.dumps(wanted) + "\n")
+            self._process.stdin.flush()
+            reason = self._answer()
+        if reason:
+            raise RuntimeError(f"{reason}: {log.read_text(errors='replace')[-500:]}")
+
+    def _answer(self) -> str:
+        assert self._process.stdout
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError("the parent of the agent servers ended")
+        return line.strip()
+
+
+_parents: list[ServerParent] = []
+_parents_lock = threading.Lock()
+
+
+def server_parent() -> ServerParent:
+    """The one parent of this process's agent servers."""
+    with _parents_lock:
+        if not _parents or not _parents[-1].running:
+            _parents.append(ServerParent())
+        return _parents[-1]
+
+
 class LocalFolder:
     """A copy of the task's files in bubblewrap, with an agent server of its own in there."""
 
@@ -164,17 +223,25 @@ class LocalFolder:
 
     def _start(self, port: int, stop: threading.Event) -> None:
         (self.sandbox.folder / "var/agent").mkdir(parents=True)
-        words = [sys.executable, "-m", "openhands.agent_server", "--host", "127.0.0.1", "--port", str(port)]
-        with self.log.open("wb") as log:
-            self.process = self.sandbox.start(words, "/var/agent", output=log)
+        self.log.touch()
+        self.process, inside = self.sandbox.hold()
+        server_parent().start(inside, self.sandbox.variables, "/var/agent", port, self.log)
         address = f"http://127.0.0.1:{port}"
         _wait_until_ready(address, lambda: self.ended() or stopped(stop))
         self.remote = RemoteWorkspace(host=address, api_key=self.key, working_dir=REPOSITORY)
 
     def ended(self) -> str:
-        if self.process.poll() is None:
+        if self.process.poll() is None and not self._silent():
             return ""
         return " ".join(self.log.read_text(errors="replace").split()[-60:]) or "the agent server ended"
+
+    def _silent(self) -> bool:
+        """Whether nothing listens at the server's port though it was ready once."""
+        remote = getattr(self, "remote", None)
+        if remote is None:
+            return False
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", urlsplit(remote.host).port or 0)) != 0
 
     def _stop(self) -> None:
         if process := getattr(self, "process", None):

@@ -1,10 +1,11 @@
 """A model server that plays scripts of tool calls, in place of a language model.
 
-It stands in because the outcomes to be tested (a solved task, a turn limit, a hang, a forged test run) have to come
-up for certain and in seconds, which no model on a processor does. All behind it is real: HTTP, OpenHands' SDK, agent
-server and tools, the sandbox, and the harness.
+It stands in because the outcomes to be tested (a solved task, a turn limit, a hang, a forged test run) have
+to come up for certain and in seconds, which no model on a processor does. All behind it is real: HTTP,
+OpenHands' SDK, agent server and tools, the sandbox, and the harness.
 """
 
+import contextlib
 import json
 import threading
 import time
@@ -13,20 +14,26 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 Step = tuple[str, Any]
-"""(tool, its arguments), ("say", text), ("hang", seconds), ("refuse", (status, message)) or ("drop", None)."""
+"""(tool, its arguments), ("say", text), ("hang", seconds) or ("refuse", (status, message))."""
 
 
 class ScriptedModel:
     """Serves chat completions; `scripts` holds the steps by a text that the task's instruction contains.
 
-    Which step is due follows from the assistant messages of the request, so a conversation that starts anew starts its
-    script anew. After its last step a script goes on repeating it.
+    Which step is due follows from the assistant messages of the request, so a conversation that starts anew
+    starts its script anew. After its last step a script goes on repeating it. `refused` counts, by the same
+    texts, requests that are refused before the script begins.
     """
 
-    def __init__(self, scripts: Mapping[str, Sequence[Step]], model: str = "tiny-coder") -> None:
+    def __init__(
+        self,
+        scripts: Mapping[str, Sequence[Step]],
+        model: str = "tiny-coder",
+        refused: Mapping[str, int] | None = None,
+    ) -> None:
         self.scripts, self.model = scripts, model
+        self.refused = dict(refused or {})
         self.requests: list[dict[str, Any]] = []
-        self.at_once = self.most_at_once = 0
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         owner = self
@@ -72,20 +79,17 @@ class ScriptedModel:
     def answer(self, handler: Any, body: dict[str, Any]) -> None:
         with self._lock:
             self.requests.append(body)
-            self.at_once += 1
-            self.most_at_once = max(self.most_at_once, self.at_once)
-        try:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._play(handler, body)
-        except (BrokenPipeError, ConnectionResetError):
-            pass
-        finally:
-            with self._lock:
-                self.at_once -= 1
 
     def _play(self, handler: Any, body: dict[str, Any]) -> None:
         place = sum(message["role"] == "assistant" for message in body["messages"])
-        script = next(steps for text, steps in self.scripts.items() if text in _instruction(body))
+        text = next(text for text in self.scripts if text in _instruction(body))
+        script = self.scripts[text]
         kind, value = script[min(place, len(script) - 1)]
+        if self.refused.get(text):
+            self.refused[text] -= 1
+            kind, value = "refuse", (401, "this key is not known yet")
         if kind == "hang":
             self._stopped.wait(value)
             return
@@ -97,7 +101,7 @@ class ScriptedModel:
             return
         message: dict[str, Any] = {
             "role": "assistant",
-            "content": value if kind == "say" else f"step {place}",
+            "content": value if kind == "say" else f"I use the {kind}.",
         }
         if kind != "say":
             call = {"name": kind, "arguments": json.dumps(value)}

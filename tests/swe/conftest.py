@@ -1,0 +1,23 @@
+"""What the tests of SWE-Bench share. Releases are checked before any of them is imported."""
+
+import os
+from pathlib import Path
+
+from evaluation.swe.sandbox import MARK
+from evaluation.swe.versions import AGENT, HARNESS, require
+
+require(AGENT | HARNESS)
+os.environ["PYTHONPATH"] = str(Path(__file__).parents[2])
+
+
+def processes_of(folder: Path) -> list[str]:
+    """Command lines of processes that run in a sandbox below a folder."""
+    mark = f"{MARK}={folder}".encode()
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if any(variable.startswith(mark) for variable in (process / "environ").read_bytes().split(b"\0")):
+                found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+        except OSError:  # ended meanwhile
+            continue
+    return found

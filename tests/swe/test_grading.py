@@ -1,0 +1,215 @@
+"""Patches through the official harness: each outcome, five hundred logs graded again, and doubtful logs."""
+
+import json
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evaluation.math.store import SampleStore
+from evaluation.swe.grade import GRADING, main
+from evaluation.swe.grading import Grading, grade, regrade
+from evaluation.swe.outcomes import UNGRADED
+from evaluation.swe.tasks import Task, write_tasks
+from evaluation.swe.tiny_tasks import build_tiny_tasks
+from evaluation.swe.verdicts import log_suspicions
+
+OVERTURNED = """\
+import pytest
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    outcome = yield
+    outcome.get_result().outcome = "passed"
+"""
+
+
+def new_file(name: str, text: str) -> str:
+    lines = text.splitlines()
+    head = f"diff --git a/{name} b/{name}\nnew file mode 100644\n--- /dev/null\n+++ b/{name}\n"
+    return head + f"@@ -0,0 +1,{len(lines)} @@\n" + "".join(f"+{line}\n" for line in lines)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Task]]:
+    folder = tmp_path_factory.mktemp("tasks")
+    return folder, build_tiny_tasks(folder)
+
+
+@pytest.fixture(scope="module")
+def grading(built: tuple[Path, list[Task]], tmp_path_factory: pytest.TempPathFactory) -> Grading:
+    folder = tmp_path_factory.mktemp("grading")
+    return Grading(folder, "some/model", "bubblewrap", built[0] / "images", workers=2, timeout=120)
+
+
+def test_outcomes_of_scripted_patches(built: tuple[Path, list[Task]], grading: Grading) -> None:
+    tasks = built[1]
+    calendar, slugs, intervals, ledger, router = [task.instance_id for task in tasks]
+    patches = {
+        calendar: tasks[0].row["patch"].rstrip("\n"),  # a missing last newline is no reason not to apply
+        slugs: new_file("conftest.py", OVERTURNED),
+        intervals: "",
+        ledger: "this is no patch\n",
+        router: tasks[0].row["patch"],
+    }
+    verdicts = grade(grading, tasks, patches)
+    assert {name: verdict.outcome for name, verdict in verdicts.items()} == {
+        calendar: "resolved",
+        slugs: "suspect",
+        intervals: "empty_patch",
+        ledger: "does_not_apply",
+        router: "does_not_apply",
+    }
+    assert verdicts[slugs].reasons == ["changes conftest.py, which changes how tests run"]
+    assert regrade(grading, tasks, patches) == verdicts
+    assert not (grading.folder / "containers").exists()
+
+
+def test_tests_that_hang_are_ended_and_told_apart(built: tuple[Path, list[Task]], grading: Grading) -> None:
+    folder, tasks = built
+    quick = Grading(grading.folder, "m", "bubblewrap", folder / "images", workers=1, timeout=3)
+    patches = {tasks[0].instance_id: new_file("conftest.py", "import time\n\ntime.sleep(1000)\n")}
+    assert grade(quick, tasks[:1], patches)[tasks[0].instance_id].outcome == "timeout"
+    assert regrade(quick, tasks[:1], patches)[tasks[0].instance_id].outcome == "timeout"
+
+
+def test_missing_image_is_an_infrastructure_error(built: tuple[Path, list[Task]], tmp_path: Path) -> None:
+    tasks = built[1][:1]
+    lost = Grading(tmp_path, "m", "bubblewrap", tmp_path / "nowhere", workers=1, timeout=60)
+    verdict = grade(lost, tasks, {tasks[0].instance_id: tasks[0].row["patch"]})[tasks[0].instance_id]
+    assert verdict.outcome == "infrastructure_error"
+
+
+def test_other_patches_have_another_run(grading: Grading) -> None:
+    assert grading.run_id({"a": "x"}) != grading.run_id({"a": "y"})
+    assert grading.run_id({"a": "x", "b": "y"}) == grading.run_id({"b": "y", "a": "x"})
+
+
+LOG = """\
++ : '>>>>> Start Test Output'
+============================= test session starts =============================
+{body}
++ : '>>>>> End Test Output'
+>>>>> Test Exit Code: {code}
+"""
+PASSED = "PASSED t.py::test_a\nPASSED t.py::test_b\n"
+
+
+def log(body: str, code: int = 0) -> str:
+    return LOG.format(body=body, code=code)
+
+
+def test_plain_log_is_not_doubted() -> None:
+    assert (
+        log_suspicions(log(PASSED + "====== 2 passed, 1 skipped in 0.12s ======"), "parse_log_pytest") == []
+    )
+    assert log_suspicions(log(PASSED + "2 passed in 0.12 seconds"), "parse_log_pytest_v2") == []
+    assert log_suspicions(log("test_x ... ok\n\nRan 3 tests in 0.1s\n\nOK"), "parse_log_django") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (log(PASSED), "the tests ended without the summary of their runner"),
+        (log(PASSED + "=== 1 passed in 0.1s ==="), "the log names 2 passed tests, and its summary counts 1"),
+        (
+            ">>>>> Start Test Output\n" + log(PASSED),
+            "the log holds the mark '>>>>> Start Test Output' 2 times",
+        ),
+        (
+            ">>>>> Test Exit Code: 0\n" + log(PASSED + "=== 2 passed in 0.1s ===", 1),
+            "the log holds several exit codes of the tests",
+        ),
+    ],
+)
+def test_doubtful_logs(text: str, reason: str) -> None:
+    assert log_suspicions(text, "parse_log_pytest") == [reason]
+
+
+class FiveHundred:
+    """An evaluation of 500 made-up tasks whose logs are there: 149 resolved, 5 suspect, 20 empty patches."""
+
+    def __init__(self, root: Path, pattern: Task) -> None:
+        self.folder = root / "sao_swe" / "seed0" / "step400" / "swe_bench_verified"
+        row = pattern.row | {"FAIL_TO_PASS": '["t.py::test_a"]', "PASS_TO_PASS": '["t.py::test_b"]'}
+        self.tasks = [Task(row | {"instance_id": f"project__name-{place}"}) for place in range(500)]
+        spec = {
+            "row": "sao_swe",
+            "seed": 0,
+            "step": 400,
+            "benchmark": "swe_bench_verified",
+            "policy": {"model": "sao_swe"},
+            "protocol": {"sandbox": "docker", "max_turns": 300, "max_tokens": 131072},
+            "data": {"source": "published", "tasks_sha256": "0"},
+            "samples": {task.instance_id: 1 for task in self.tasks},
+        }
+        patches = {task.instance_id: self.patch(place) for place, task in enumerate(self.tasks)}
+        with SampleStore(self.folder, spec) as store:
+            for task in self.tasks:
+                store.append(self.sample(task, patches[task.instance_id]))
+        (self.folder / "tasks").mkdir()
+        write_tasks(self.folder / "tasks" / "tasks.jsonl", self.tasks)
+        self.grading = Grading((self.folder / GRADING).absolute(), "sao_swe", "docker")
+        for place, task in enumerate(self.tasks):
+            if patches[task.instance_id]:
+                logs = self.grading.logs(patches, task.instance_id)
+                logs.mkdir(parents=True)
+                (logs / "test_output.txt").write_text(self.output(place))
+        (self.folder / GRADING / "outcomes.jsonl").write_text('{"backend": "docker"}\n')
+
+    @staticmethod
+    def patch(place: int) -> str:
+        if place >= 480:
+            return ""
+        return new_file("conftest.py" if 149 <= place < 154 else "code.py", f"x = {place}")
+
+    @staticmethod
+    def output(place: int) -> str:
+        if place < 154:
+            return log(PASSED + "=== 2 passed in 0.10s ===")
+        return log(
+            "PASSED t.py::test_b\nFAILED t.py::test_a - assert 0\n=== 1 failed, 1 passed in 0.1s ===", 1
+        )
+
+    @staticmethod
+    def sample(task: Task, patch: str) -> dict[str, Any]:
+        return {
+            "problem_id": task.instance_id,
+            "run_index": 0,
+            "verdict": UNGRADED,
+            "finish_reason": "finish",
+            "turns": 3,
+            "tool_calls": 2,
+            "seconds": 1.0,
+            "dropped": {},
+            "response_text": patch,
+            "messages": [],
+        }
+
+
+def test_five_hundred_logs_give_the_exact_share(
+    built: tuple[Path, list[Task]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evaluation = FiveHundred(tmp_path, built[1][0])
+    assert main([str(evaluation.folder), "--from-logs"]) == 0
+    printed = capsys.readouterr().out.splitlines()[-1]
+    assert printed.endswith("149 resolved, 5 suspect, 326 tests_fail, 20 empty_patch of 500; 29.8% resolved")
+    scores = [json.loads(line) for line in (evaluation.folder / "scores.jsonl").read_text().splitlines()]
+    assert Counter(score["verdict"] for score in scores) == {"right": 149, "wrong": 351}
+
+    lost = evaluation.grading.logs(
+        {task.instance_id: evaluation.patch(place) for place, task in enumerate(evaluation.tasks)},
+        "project__name-7",
+    )
+    shutil.rmtree(lost)
+    assert main([str(evaluation.folder), "--from-logs"]) == 1
+    assert "1 of 500 tasks met an infrastructure error, so that there is no score" in capsys.readouterr().err
+    assert not (evaluation.folder / "seal.json").exists()
+
+
+def test_grading_nothing_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tmp_path / "nowhere"), "--backend", "bubblewrap"]) == 2
+    assert "spec.json: cannot be read" in capsys.readouterr().err

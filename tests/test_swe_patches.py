@@ -1,0 +1,119 @@
+"""What of a patch is handed in, and which patches are doubted."""
+
+import pytest
+
+from evaluation.swe.patches import changed_files, hand_in, sections, suspicions
+
+
+def change(path: str, *added: str, new: bool = False) -> str:
+    old = "/dev/null" if new else f"a/{path}"
+    lines = "".join(f"+{line}\n" for line in added)
+    return f"diff --git a/{path} b/{path}\n--- {old}\n+++ b/{path}\n@@ -0,0 +1,{len(added)} @@\n{lines}"
+
+
+BINARY = "diff --git a/x.png b/x.png\nnew file mode 100644\nBinary files /dev/null and b/x.png differ\n"
+DELETED = (
+    "diff --git a/old.py b/old.py\ndeleted file mode 100644\n--- a/old.py\n+++ /dev/null\n@@ -1 +0,0 @@\n-x\n"
+)
+MODE = "diff --git a/run.sh b/run.sh\nold mode 100644\nnew mode 100755\n"
+
+
+def test_files_of_a_patch() -> None:
+    patch = change("a b/c.py", "--- x", "+++ y") + BINARY + DELETED + MODE
+    assert changed_files(patch) == ["a b/c.py", "x.png", "old.py", "run.sh"]
+    assert "".join(text for _, text in sections(patch)) == patch
+
+
+def test_quoted_names_are_read() -> None:
+    name = "na\\303\\257ve.py"
+    patch = f'diff --git "a/{name}" "b/{name}"\n--- /dev/null\n+++ "b/{name}"\n@@ -0,0 +1 @@\n+x\n'
+    assert changed_files(patch) == ["naïve.py"]
+
+
+@pytest.mark.parametrize("patch", ["", "no patch at all\n"])
+def test_nothing_is_no_patch(patch: str) -> None:
+    assert hand_in(patch).patch == ""
+
+
+def test_source_alone_is_handed_in() -> None:
+    source = change("src/code.py", "x = 1")
+    handed = hand_in(
+        source
+        + change("tests/test_code.py", "y")
+        + change("checks.py", "z")
+        + BINARY
+        + change("setup.py", "s"),
+        test_patch=change("checks.py", "real"),
+    )
+    assert handed.patch == source
+    assert handed.dropped == {
+        "tests/test_code.py": "test",
+        "checks.py": "test",
+        "x.png": "binary",
+        "setup.py": "setup file",
+    }
+
+
+def test_what_the_reference_changes_is_handed_in() -> None:
+    patch = change("setup.py", "x") + change("package/setup.py", "y")
+    assert hand_in(patch, reference=change("setup.py", "z")).patch == patch
+
+
+def test_last_line_ends() -> None:
+    assert hand_in(change("code.py", "x").rstrip("\n")).patch.endswith("+x\n")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "conftest.py",
+        "deep/conftest.py",
+        "pytest.ini",
+        "setup.cfg",
+        "lib/sitecustomize.py",
+        "hooks.pth",
+        "x/tox.ini",
+    ],
+)
+def test_files_that_change_how_tests_run(path: str) -> None:
+    assert suspicions(change(path, "x")) == [f"changes {path}, which changes how tests run"]
+    assert suspicions(change(path, "x"), reference=change(path, "y")) == []
+
+
+def test_the_tests_themselves() -> None:
+    assert suspicions(change("t/check.py", "x"), test_patch=change("t/check.py", "y")) == [
+        "changes t/check.py, which holds the tests"
+    ]
+
+
+@pytest.mark.parametrize("path", ["pytest.py", "_pytest/runner.py", "pluggy/__init__.py"])
+def test_packages_in_place_of_the_test_runner(path: str) -> None:
+    assert suspicions(change(path, "x")) == [
+        f"adds {path}, which stands in place of a package that runs tests"
+    ]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "def pytest_runtest_makereport(item):",
+        "pytest_plugins = ['x']",
+        "    os._exit(0)",
+        "raise SystemExit(0)",
+    ],
+)
+def test_hooks_in_source(line: str) -> None:
+    assert suspicions(change("src/code.py", line)) != []
+
+
+def test_plain_source_is_not_doubted() -> None:
+    patch = change("src/code.py", "def run_tests():", "    return 'pytest'") + change(
+        "src/_pytest/x.py", "a = 1"
+    )
+    assert suspicions(patch) == []
+
+
+def test_pytests_own_source_may_define_hooks() -> None:
+    patch = change("src/_pytest/runner.py", "def pytest_runtest_setup(item):")
+    assert suspicions(patch, repository="pytest-dev/pytest") == []
+    assert suspicions(patch, repository="other/project") != []

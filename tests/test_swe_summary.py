@@ -1,0 +1,179 @@
+"""Scores of SWE-Bench evaluations: exact shares, intervals, paired tests, and when there is no number."""
+
+import json
+from math import comb, sqrt
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from scipy.stats import beta
+
+from evaluation.math.store import SampleStore
+from evaluation.summary import find_evaluations
+from evaluation.swe.outcomes import (
+    EMPTY_PATCH,
+    INFRASTRUCTURE_ERROR,
+    RESOLVED,
+    SUSPECT,
+    TESTS_FAIL,
+    UNGRADED,
+)
+from evaluation.swe.summary import COMPLETE, comparison_line, find_graded, main, summary_line
+
+IDS = [f"project__name-{number}" for number in range(500)]
+
+
+def specification(row: str, tasks: list[str] = IDS) -> dict[str, Any]:
+    return {
+        "row": row,
+        "scale": "paper_swe",
+        "seed": 0,
+        "step": 400,
+        "benchmark": "swe_bench_verified",
+        "policy": {"model": row},
+        "protocol": {"sandbox": "docker", "max_turns": 300, "max_tokens": 131072},
+        "data": {"source": "published", "tasks_sha256": "0"},
+        "samples": dict.fromkeys(tasks, 1),
+    }
+
+
+def sample(name: str) -> dict[str, Any]:
+    return {
+        "problem_id": name,
+        "run_index": 0,
+        "verdict": UNGRADED,
+        "finish_reason": "finish",
+        "turns": 10,
+        "tool_calls": 12,
+        "action_tokens": 900,
+    }
+
+
+def evaluate(root: Path, row: str, outcomes: dict[str, str], played: list[str] = IDS) -> Path:
+    """An evaluation as runner and grader leave it; sealed where it is complete."""
+    folder = root / row / "seed0" / "step400" / "swe_bench_verified"
+    with SampleStore(folder, specification(row)) as store:
+        for name in played:
+            store.append(sample(name))
+        scores = [
+            sample(name)
+            | {
+                "outcome": outcome,
+                "verdict": "right" if outcome == RESOLVED else "wrong",
+                "backend": "docker",
+            }
+            for name, outcome in outcomes.items()
+        ]
+        (folder / "grading").mkdir()
+        lines = [json.dumps(score) + "\n" for score in scores]
+        (folder / "grading" / "outcomes.jsonl").write_text("".join(lines))
+        if len(scores) == len(IDS) and INFRASTRUCTURE_ERROR not in outcomes.values():
+            store.seal(scores)
+    return folder
+
+
+def outcomes(resolved: range | list[int], otherwise: str = TESTS_FAIL) -> dict[str, str]:
+    return {name: RESOLVED if place in resolved else otherwise for place, name in enumerate(IDS)}
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Path:
+    """149 and 135 resolved tasks as the paper's rows, 32 and 18 of them by one alone."""
+    evaluate(tmp_path, "sao_swe", outcomes(range(149)))
+    evaluate(tmp_path, "grpo_dis_swe", outcomes([*range(32, 149), *range(200, 218)]))
+    return tmp_path
+
+
+def test_score_is_exact_with_its_interval(pair: Path) -> None:
+    ours = summary_line(find_graded(pair)[1])
+    assert (ours["status"], ours["tasks"], ours["resolved"], ours["score"]) == (COMPLETE, 500, 149, 29.8)
+    assert ours["low"] == pytest.approx(100 * beta.ppf(0.025, 149, 352))
+    assert ours["high"] == pytest.approx(100 * beta.ppf(0.975, 150, 351))
+
+
+def test_paired_test_and_both_errors_of_the_published_gap(pair: Path) -> None:
+    theirs, ours = find_graded(pair)
+    line = comparison_line(ours, theirs)
+    assert (line["only_row"], line["only_other"], line["discordant"]) == (32, 18, 10.0)
+    assert line["difference"] == pytest.approx(2.8)
+    assert line["se_unpaired"] == pytest.approx(2.85, abs=0.005)
+    assert line["se_paired"] == pytest.approx(1.41, abs=0.005)
+    tail = sum(comb(50, wins) for wins in range(32, 51)) / 2**50
+    assert line["p_value"] == pytest.approx(2 * tail)
+
+
+def test_paired_error_at_a_fifth_of_discordant_tasks(tmp_path: Path) -> None:
+    evaluate(tmp_path, "sao_swe", outcomes(range(149)))
+    evaluate(tmp_path, "grpo_dis_swe", outcomes([*range(57, 149), *range(200, 243)]))
+    theirs, ours = find_graded(tmp_path)
+    line = comparison_line(ours, theirs)
+    assert (line["discordant"], line["difference"]) == (20.0, pytest.approx(2.8))
+    assert line["se_paired"] == pytest.approx(100 * sqrt((100 - 14**2 / 500) / 500**2))
+
+
+def test_rows_that_resolve_the_same_tasks_do_not_differ(tmp_path: Path) -> None:
+    for row in ("sao_swe", "grpo_dis_swe"):
+        evaluate(tmp_path, row, outcomes(range(10)))
+    line = comparison_line(*find_graded(tmp_path))
+    assert (line["difference"], line["se_paired"], line["p_value"]) == (0, 0, 1)
+
+
+def test_suspect_tasks_are_not_resolved(tmp_path: Path) -> None:
+    evaluate(tmp_path, "sao_swe", outcomes(range(100)) | {IDS[400]: SUSPECT})
+    line = summary_line(find_graded(tmp_path)[0])
+    assert (line["resolved"], line["suspect"], line["score"]) == (100, 1, 20.0)
+
+
+@pytest.mark.parametrize(
+    ("graded", "played", "status"),
+    [
+        (
+            outcomes(range(100)) | {IDS[7]: INFRASTRUCTURE_ERROR},
+            IDS,
+            "1 of 500 tasks with an infrastructure error",
+        ),
+        (dict.fromkeys(IDS[:490], RESOLVED), IDS, "10 of 500 tasks not graded"),
+        (dict.fromkeys(IDS[:490], RESOLVED), IDS[:490], "490 of 500 tasks played"),
+    ],
+)
+def test_no_number_without_all_tasks(
+    tmp_path: Path, graded: dict[str, str], played: list[str], status: str
+) -> None:
+    evaluate(tmp_path, "sao_swe", graded, played)
+    line = summary_line(find_graded(tmp_path)[0])
+    assert line["status"] == status
+    assert pd.isna(line["score"]) and pd.isna(line["low"])
+
+
+def test_command_writes_scores_beside_the_papers(
+    pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evaluate(pair, "base_swe", outcomes(range(100), EMPTY_PATCH))
+    assert main(["--evaluations", str(pair), "--out", str(tmp_path / "tables")]) == 0
+    scores = pd.read_csv(tmp_path / "tables" / "swe_scores.csv").set_index("row")
+    published = pd.read_csv("results/published/paper.csv").query("artifact == 'table2'").set_index("row")
+    for row in ("base_swe", "grpo_dis_swe", "sao_swe"):
+        assert scores.loc[row, "paper"] == published.loc[row, "value"]
+    comparisons = pd.read_csv(tmp_path / "tables" / "swe_comparisons.csv")
+    assert len(comparisons) == 3
+    printed = capsys.readouterr().out
+    assert "29.8 [25.8, 34.0]" in printed
+    assert "| +2.8 | 1.41 | 2.85 | 32 + 18 |" in printed or "| -2.8 | 1.41 | 2.85 | 18 + 32 |" in printed
+    assert "base_swe seed 0 step 400: 400 empty patches; a fault of the run is likely." in printed
+
+
+def test_changed_scores_are_refused(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = pair / "sao_swe/seed0/step400/swe_bench_verified/scores.jsonl"
+    file.write_text(file.read_text().replace("tests_fail", "resolved"))
+    assert main(["--evaluations", str(pair), "--out", str(pair / "tables")]) == 2
+    assert "scores.jsonl: was changed after it was sealed" in capsys.readouterr().err
+
+
+def test_the_summary_of_mathematics_leaves_them_out(pair: Path) -> None:
+    assert find_evaluations(pair) == []
+
+
+def test_folder_without_evaluations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--evaluations", str(tmp_path), "--out", str(tmp_path / "tables")]) == 2
+    assert "holds none of SWE-Bench" in capsys.readouterr().err
