@@ -1,6 +1,6 @@
-# The workflow: prepare -> train -> tables, figures, claims. What it plans is worked out in sao/grid.py.
+# The workflow: prepare -> train -> tables, figures, claims, report. What it plans is worked out in sao/grid.py.
 #
-#   snakemake --cores 2                                            the paper's rows, tables, figures and claims
+#   snakemake --cores 2                                            the paper's rows, tables, figures, claims and report
 #   snakemake --cores 2 beyond                                     the rows that the paper lacks
 #   snakemake --cores 2 results/cpu/rows/vapo.md                   one row
 #   snakemake --cores 1 figures --config runs=results/logged/cpu   from logged runs; nothing is trained
@@ -8,8 +8,10 @@
 #   snakemake --cores 2 swe --config scale=paper_swe endpoint=URL   SWE-Bench Verified (docs/swe.md)
 #   snakemake --cores 1 plan                                       runs left, with their cost
 #
-# Switches: --config scale=cpu results=results seeds=5 runs=FOLDER endpoint=URL model=NAME openrlhf_python=FILE; for swe
-# those of docs/swe.md
+#   snakemake --report workflow.html                               Snakemake's own report of what is made
+#
+# Switches: --config scale=cpu results=results seeds=5 runs=FOLDER beside=FOLDER endpoint=URL model=NAME
+# openrlhf_python=FILE; for swe those of docs/swe.md
 import os
 import signal
 import sys
@@ -68,6 +70,7 @@ if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
 
 OUT = GRID.root
 CLAIMS = expand("{out}/tables/claims.{kind}", out=OUT, kind=["csv", "md", "tex"])
+CHECKS = [f"{OUT}/tables/comparisons.csv", f"{OUT}/tables/published.csv"]
 
 
 wildcard_constraints:
@@ -86,32 +89,40 @@ localrules:
     math,
     grid,
     math_scores,
+    swe,
+    swe_scores,
     table,
     figure,
     claims,
     claims_beyond,
+    comparisons,
+    published,
+    report,
     row,
     plan,
     refuse,
 
 
 rule all:
-    """The paper's rows of this scale with their tables, figures and claims (default)."""
+    """The paper's rows of this scale with their tables, figures, claims and report (default)."""
     default_target: True
     input:
         GRID.seals(GRID.paper_rows()),
         expand("{out}/tables/{table}.csv", out=OUT, table=GRID.wanted("table")),
         expand("{out}/figures/{figure}.pdf", out=OUT, figure=GRID.wanted("figure")),
         CLAIMS,
+        CHECKS,
+        f"{OUT}/report.html",
         GRID.refusal_marker(GRID.paper_rows()),
 
 
 rule tables:
-    """The paper's tables and the claims."""
+    """The paper's tables, their comparisons with SAO, the claims, and checks on the published values."""
     input:
         GRID.seals(GRID.paper_rows()),
         expand("{out}/tables/{table}.csv", out=OUT, table=GRID.wanted("table")),
         CLAIMS,
+        CHECKS,
         GRID.refusal_marker(GRID.paper_rows()),
 
 
@@ -379,7 +390,13 @@ rule table:
     input:
         lambda wildcards: GRID.artifact_inputs(wildcards.table),
     output:
-        multiext(f"{OUT}/tables/{{table}}", ".csv", ".md", ".tex"),
+        report(
+            f"{OUT}/tables/{{table}}.csv",
+            caption="docs/captions/table.rst",
+            category="Tables",
+            labels={"table": "{table}"},
+        ),
+        multiext(f"{OUT}/tables/{{table}}", ".md", ".tex"),
     log:
         f"{OUT}/logs/tables/{{table}}.log",
     conda:
@@ -387,9 +404,10 @@ rule table:
     params:
         state=lambda wildcards: GRID.state(GRID.artifacts[wildcards.table].rows),
         runs=lambda wildcards: GRID.source,
+        beside=GRID.beside_options,
         out=subpath(output[0], parent=True),
     shell:
-        "python -m analysis.tables --runs {params.runs:q} --out {params.out:q} --artifact {wildcards.table}"
+        "python -m analysis.tables --runs {params.runs:q} {params.beside} --out {params.out:q} --artifact {wildcards.table}"
         " > {log:q} 2>&1"
 
 
@@ -398,7 +416,14 @@ rule figure:
     input:
         lambda wildcards: GRID.artifact_inputs(wildcards.figure),
     output:
-        multiext(f"{OUT}/figures/{{figure}}", ".pdf", ".svg", ".png", ".csv"),
+        f"{OUT}/figures/{{figure}}.pdf",
+        report(
+            f"{OUT}/figures/{{figure}}.svg",
+            caption="docs/captions/figure.rst",
+            category="Figures",
+            labels={"figure": "{figure}"},
+        ),
+        multiext(f"{OUT}/figures/{{figure}}", ".png", ".csv"),
     log:
         f"{OUT}/logs/figures/{{figure}}.log",
     conda:
@@ -406,9 +431,10 @@ rule figure:
     params:
         state=lambda wildcards: GRID.state(GRID.artifacts[wildcards.figure].rows),
         runs=lambda wildcards: GRID.source,
+        beside=GRID.beside_options,
         out=subpath(output[0], parent=True),
     shell:
-        "python -m analysis.figures --runs {params.runs:q} --out {params.out:q} --artifact {wildcards.figure}"
+        "python -m analysis.figures --runs {params.runs:q} {params.beside} --out {params.out:q} --artifact {wildcards.figure}"
         " > {log:q} 2>&1"
 
 
@@ -417,7 +443,8 @@ rule claims:
     input:
         GRID.claim_inputs(),
     output:
-        CLAIMS,
+        report(CLAIMS[0], caption="docs/captions/claims.rst", category="Claims"),
+        CLAIMS[1:],
     log:
         f"{OUT}/logs/tables/claims.log",
     conda:
@@ -425,9 +452,10 @@ rule claims:
     params:
         state=GRID.state(GRID.rows),
         runs=lambda wildcards: GRID.source,
+        beside=GRID.beside_options,
         out=subpath(output[0], strip_suffix=".csv"),
     shell:
-        "python -m analysis.claims --runs {params.runs:q} --out {params.out:q} > {log:q} 2>&1"
+        "python -m analysis.claims --runs {params.runs:q} {params.beside} --out {params.out:q} > {log:q} 2>&1"
 
 
 rule claims_beyond:
@@ -443,9 +471,77 @@ rule claims_beyond:
     params:
         state=GRID.state(GRID.rows),
         runs=lambda wildcards: GRID.source,
+        beside=GRID.beside_options,
         out=subpath(output[0], strip_suffix=".csv"),
     shell:
-        "python -m analysis.claims --runs {params.runs:q} --out {params.out:q} > {log:q} 2>&1"
+        "python -m analysis.claims --runs {params.runs:q} {params.beside} --out {params.out:q} > {log:q} 2>&1"
+
+
+rule comparisons:
+    """Every row of each table compared with SAO, corrected for the number of comparisons."""
+    input:
+        GRID.claim_inputs(),
+    output:
+        report(
+            f"{OUT}/tables/comparisons.csv",
+            caption="docs/captions/comparisons.rst",
+            category="Tables",
+            labels={"table": "comparisons with SAO"},
+        ),
+        multiext(f"{OUT}/tables/comparisons", ".md", ".tex"),
+    log:
+        f"{OUT}/logs/tables/comparisons.log",
+    conda:
+        "environment.yml"
+    params:
+        state=GRID.state(GRID.rows),
+        runs=lambda wildcards: GRID.source,
+        out=subpath(output[0], strip_suffix=".csv"),
+    shell:
+        "python -m analysis.comparisons --runs {params.runs:q} --out {params.out:q} > {log:q} 2>&1"
+
+
+rule published:
+    """Checks on the published values; no run is read."""
+    input:
+        sorted(map(str, Path("results/published").glob("*.csv"))),
+    output:
+        report(
+            f"{OUT}/tables/published.csv",
+            caption="docs/captions/published.rst",
+            category="Published values",
+        ),
+        multiext(f"{OUT}/tables/published", ".md", ".tex"),
+    log:
+        f"{OUT}/logs/tables/published.log",
+    conda:
+        "environment.yml"
+    params:
+        out=subpath(output[0], strip_suffix=".csv"),
+    shell:
+        "python -m analysis.published --out {params.out:q} > {log:q} 2>&1"
+
+
+rule report:
+    """Everything in one HTML file that opens offline, from the paper's rows and those beyond that are finished."""
+    input:
+        GRID.report_inputs(),
+    output:
+        report(
+            f"{OUT}/report.html",
+            caption="docs/captions/report.rst",
+            category="Report",
+        ),
+    log:
+        f"{OUT}/logs/report.log",
+    conda:
+        "environment.yml"
+    params:
+        state=GRID.state(GRID.rows),
+        runs=lambda wildcards: GRID.source,
+        beside=GRID.beside_options,
+    shell:
+        "python -m analysis.report --runs {params.runs:q} {params.beside} --out {output:q} > {log:q} 2>&1"
 
 
 rule row:
@@ -461,8 +557,9 @@ rule row:
     params:
         state=lambda wildcards: GRID.state(GRID.page_rows(wildcards.row)),
         runs=lambda wildcards: GRID.source,
+        beside=GRID.beside_options,
     shell:
-        "python -m analysis.row --runs {params.runs:q} --row {wildcards.row} --out {output:q} 2>&1 | tee -i {log:q}"
+        "python -m analysis.row --runs {params.runs:q} {params.beside} --row {wildcards.row} --out {output:q} 2>&1 | tee -i {log:q}"
 
 
 rule plan:
@@ -517,5 +614,8 @@ onerror:
         if GRID.unfinished("table"):
             shell(
                 "python -m analysis.claims --runs {OUT:q} --out {OUT:q}/tables/claims || true"
+            )
+            shell(
+                "python -m analysis.report --runs {OUT:q} --out {OUT:q}/report.html || true"
             )
         GRID.age_unfinished()

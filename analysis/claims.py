@@ -14,7 +14,8 @@ import pandas as pd
 
 from analysis.artifacts import Claim, load_artifacts
 from analysis.claim_tests import FACTORS, POINTS, TESTS, Effect
-from analysis.command import parser, regenerate_command, run_command
+from analysis.command import beside_parser, regenerate_command, run_command
+from analysis.imported import beside_claims
 from analysis.load import Logs, load_logs
 from analysis.render import EMPTY, Sheet, write_sheet
 from analysis.rows import row_status
@@ -129,7 +130,9 @@ def layout(claims: pd.DataFrame, logs: Logs, command: str) -> Sheet:
         "the smallest one that the design would have shown in 80% of repeats. Not corrected for the number "
         f"of claims. Rules: docs/statistics.md. Regenerate: `{command}`"
     )
-    return Sheet(f"Claims of the paper at scale {logs.scale}", header, rows, [footer])
+    return Sheet(
+        f"Claims of the paper at scale {logs.scale}", header, rows, [*beside_claims(logs.imported), footer]
+    )
 
 
 def _problem_count(logs: Logs) -> str:
@@ -172,8 +175,11 @@ def _why_not_run(logs: Logs, claim: Claim) -> str:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    options = parser("analysis.claims", "Write the verdicts on the paper's claims.").parse_args(arguments)
-    logs = load_logs(options.runs, [row for claim in load_artifacts().claims for row in claim.rows])
+    options = beside_parser("analysis.claims", "Write the verdicts on the paper's claims.").parse_args(
+        arguments
+    )
+    rows = [row for claim in load_artifacts().claims for row in claim.rows]
+    logs = load_logs(options.runs, rows, options.beside)
     claims = build_claims(logs)
     command = regenerate_command("analysis.claims", options)
     write_sheet(options.out, claims, layout(claims, logs, command))

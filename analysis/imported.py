@@ -34,6 +34,18 @@ def imported_curves(imported: Sequence[ImportedRow], panel: Panel, axis: XAxis) 
     return curves
 
 
+def beside_claims(imported: Sequence[ImportedRow]) -> list[str]:
+    """A sentence for each imported row, with its last accuracies: no claim rests on it."""
+    sentences = []
+    for row in imported:
+        last = [
+            f"{benchmark} {100 * float(np.mean([run.accuracies.iloc[-1] for run in runs])):.1f}%"
+            for benchmark, runs in row.benchmarks.items()
+        ]
+        sentences.append(f"Beside, in no verdict: {label_of(row)}, {', '.join(last) or 'no accuracies'}.")
+    return sentences
+
+
 def captions(imported: Sequence[ImportedRow], figure: Figure) -> list[str]:
     """Lines of a figure's caption: each imported run with its log, and what it lacks."""
     lines = []
@@ -50,10 +62,16 @@ def captions(imported: Sequence[ImportedRow], figure: Figure) -> list[str]:
     ]
 
 
-def imported_lines(imported: Sequence[ImportedRow], table: Table) -> list[dict[str, object]]:
-    """A table's lines of imported rows: the last accuracy of each benchmark and the mean of the last two."""
+def imported_lines(
+    imported: Sequence[ImportedRow], table: Table, only: str | None = None
+) -> list[dict[str, object]]:
+    """A table's lines of imported rows, or of those of row `only`.
+
+    For each benchmark the last accuracy and the mean of the last two.
+    """
     lines = []
-    for row in (row for row in imported if row.row in table.run_rows):
+    shown = [row for row in table.run_rows if only in (None, row)]
+    for row in (row for row in imported if row.row in shown):
         for benchmark, runs in row.benchmarks.items():
             trained = [run for run in runs if (run.accuracies.index > 0).any()]
             last = [run.accuracies.iloc[-1] for run in trained]

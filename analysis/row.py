@@ -8,7 +8,7 @@ prints and writes every table line of the row, its paired difference to SAO, and
 import sys
 
 from analysis.artifacts import load_artifacts, row_label
-from analysis.command import parser, regenerate_command, run_command
+from analysis.command import beside_parser, regenerate_command, run_command
 from analysis.load import AnalysisError, Logs, Run, load_logs
 from analysis.render import Sheet, to_markdown
 from analysis.rows import row_status
@@ -49,11 +49,12 @@ def _seeds_sheet(runs: list[Run]) -> Sheet:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    options_parser = parser("analysis.row", "Print one row beside the paper's values.")
+    options_parser = beside_parser("analysis.row", "Print one row beside the paper's values.")
     options_parser.add_argument("--row", required=True, help="row id, e.g. vapo")
     options = options_parser.parse_args(arguments)
     command = regenerate_command("analysis.row", options, "--row", options.row)
-    text = describe_row(load_logs(options.runs, [options.row, REFERENCE_ROW]), options.row, command)
+    logs = load_logs(options.runs, [options.row, REFERENCE_ROW], options.beside)
+    text = describe_row(logs, options.row, command)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(text, encoding="utf-8")
     print(text)

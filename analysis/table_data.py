@@ -79,7 +79,7 @@ def build_table(logs: Logs, name: str, only: str | None = None) -> pd.DataFrame:
             lines.append(empty_line() | {"table": name, "row": row.row, "kind": row.kind} | line)
     if only is None:
         correct_for_comparisons(lines)
-    for line in imported_lines(logs.imported, table) if only is None else ():
+    for line in imported_lines(logs.imported, table, only):
         lines.append(empty_line() | {"table": name} | line)
     return pd.DataFrame(lines, columns=list(COLUMNS))
 

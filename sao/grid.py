@@ -13,7 +13,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -89,6 +89,7 @@ class Grid:
     evaluations: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # seals by row, of benchmarks
     trains: bool = True  # False: reads logged runs
     openrlhf_python: str | None = None  # interpreter with OpenRLHF; None: that of the rule's environment
+    beside: tuple[str, ...] = ()  # folders of imported runs that tables, figures and report show too
 
     @cached_property
     def rows(self) -> tuple[str, ...]:
@@ -234,6 +235,16 @@ class Grid:
         beyond = [seal for seal in self.seals(self.beyond_rows()) if Path(seal).exists()]
         return self.seals(self.paper_rows()) + beyond
 
+    def report_inputs(self) -> list[str]:
+        """What the claims stand on, the warm starts, and the evaluations that are finished already."""
+        evaluations = [seal for seal in self.evaluated(self.evaluations) if Path(seal).exists()]
+        return [*self.claim_inputs(), *self.warm_starts, *evaluations]
+
+    @property
+    def beside_options(self) -> str:
+        """The folders beside as options of the analysis commands; empty without any."""
+        return " ".join(f"--beside {shlex.quote(folder)}" for folder in self.beside)
+
     def state(self, rows: Iterable[str]) -> str:
         """Digest of configs and refusals of some rows; a change of either builds what shows them again."""
         wanted = set(rows)
@@ -254,17 +265,20 @@ class Grid:
         ]
 
     def age_unfinished(self) -> None:
-        """Date unfinished tables and figures before all runs, so that the workflow makes them again."""
+        """Date unfinished tables, figures and report before all runs, so that they are made again."""
         for kind in ("table", "figure"):
             names = self.unfinished(kind)
             for name in names + (["claims"] if kind == "table" and names else []):
                 for path in Path(self.root, f"{kind}s").glob(f"{name}.*"):
                     os.utime(path, (0, 0))
+        report = Path(self.root, "report.html")
+        if self.unfinished("table") and report.exists():
+            os.utime(report, (0, 0))
 
     def check_targets(self, arguments: Iterable[str]) -> None:
         """Raise GridError for a row, table or figure that this grid lacks: misspelt, or another scale's."""
         kinds = {"rows": ("row", list(self.rows)), "runs": ("row", list(self.rows))}
-        others = ["claims", "claims_beyond", "math_scores", "math_problems"]
+        others = ["claims", "claims_beyond", "comparisons", "published", "math_scores", "math_problems"]
         kinds |= {
             "tables": ("table", [*self.names("table"), *others]),
             "figures": ("figure", self.names("figure")),
@@ -292,9 +306,10 @@ def open_grid(given: Mapping[str, Any]) -> Grid:
     """Grid of the workflow's switches; raises GridError with a one-line message for a user's mistake."""
     switches = Switches.parse(given)
     try:
-        return logged_grid(switches.runs, switches.results) if switches.runs else planned_grid(switches)
+        grid = logged_grid(switches.runs, switches.results) if switches.runs else planned_grid(switches)
     except config.ConfigError as error:
         raise GridError(str(error)) from error
+    return replace(grid, beside=switches.beside)
 
 
 def planned_grid(switches: Switches) -> Grid:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from sao.config_files import closest
@@ -19,6 +20,7 @@ class Switches:
     results: str = "results"
     runs: str | None = None  # folder of logged runs to read in place of training
     seeds: tuple[int, ...] | None = None  # None: the scale's own
+    beside: tuple[str, ...] = ()  # folders of imported runs to show too, apart by commas
     endpoint: str | None = None  # base URL that serves what is evaluated, in place of the local engine
     model: str | None = None  # its name there; the row by default
     openrlhf_python: str | None = None  # interpreter with OpenRLHF, where no conda environment is made of it
@@ -30,7 +32,7 @@ class Switches:
     def parse(cls, given: Mapping[str, Any]) -> "Switches":
         """Validate what Snakemake read after `--config`; raises GridError."""
         known = [entry.name for entry in fields(cls)]
-        values = {}
+        values: dict[str, str] = {}
         for name, value in given.items():
             if name not in known:
                 raise GridError(f"--config {name}={value}: no switch {name}{closest(name, known)}")
@@ -44,7 +46,20 @@ class Switches:
         if "results" in values:
             values["results"] = values["results"].rstrip("/") or "/"
         seeds = parse_seeds(values.pop("seeds")) if "seeds" in values else None
-        return cls(**values, seeds=seeds)
+        beside = parse_folders(values.pop("beside")) if "beside" in values else ()
+        return cls(**values, seeds=seeds, beside=beside)
+
+
+def parse_folders(text: str) -> tuple[str, ...]:
+    """Folders of imported runs as `results/my_30b,results/other`; raises GridError for one without any."""
+    folders = tuple(folder.strip().rstrip("/") for folder in text.split(",") if folder.strip())
+    for folder in folders:
+        if not any(Path(folder).glob("runs/*/seed*/accuracies.jsonl*")):
+            raise GridError(
+                f"--config beside={text}: {folder} holds no imported run; import one first "
+                "(python -m analysis.importers)"
+            )
+    return folders
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+MILLISECONDS = 300_000  # for one step, on a machine that may be busy
 MISSING = "needs Chromium (apt-get install chromium) and playwright (pip install '.[dev]')"
 
 needs_chromium = pytest.mark.skipif(
@@ -27,7 +28,7 @@ def chromium() -> Iterator["Browser"]:
 
     arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments, timeout=MILLISECONDS)
         try:
             yield browser
         finally:

@@ -14,7 +14,7 @@ settings.load_profile("any_machine")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Both have environments of their own, in which `make test-openrlhf` and `make test-openhands` run their tests.
+# Both have environments of their own, where `make test-openrlhf` and `make test-openhands` run their tests.
 OWN_ENVIRONMENTS = {"openrlhf": "openrlhf", "swe": "openhands-sdk"}
 collect_ignore = [
     folder for folder, package in OWN_ENVIRONMENTS.items() if not any(metadata.distributions(name=package))

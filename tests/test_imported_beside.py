@@ -9,12 +9,13 @@ from foreign_logs import write_events
 from matplotlib.axes import Axes
 from synthetic_runs import write_run, write_warm_start
 
-from analysis import figures, importers, tables
+from analysis import claims, figures, importers, row, tables
 from analysis.artifacts import load_artifacts
 from analysis.command import run_command
 from analysis.curves import Curve
 from analysis.imported import imported_curves
 from analysis.load import load_logs
+from analysis.report.__main__ import main as report
 
 OURS = (0.40, 0.45, 0.50, 0.55, 0.60)
 
@@ -171,3 +172,30 @@ def test_collapse_of_an_imported_seed_is_noted(tmp_path: Path) -> None:
     line = lines_of(tmp_path / "table4.csv")[-1]
     assert "collapsed in 1 of 1 seeds" in line["note"]
     assert np.isclose(float(line["value"]), 10.0)
+
+
+def test_page_of_a_row_shows_imported_runs_of_it_alone(results: Path, tmp_path: Path) -> None:
+    for name in ("sao", "grpo_dis"):
+        options = ["--runs", str(results / "cpu"), "--row", name, "--out", str(tmp_path / f"{name}.md")]
+        row.main([*options, "--beside", str(results / "my_30b")])
+    assert "SAO, 30B (imported)" in (tmp_path / "sao.md").read_text()
+    assert "30B" not in (tmp_path / "grpo_dis.md").read_text().replace("my_30b", "")
+
+
+def test_claims_name_imported_runs_and_rest_on_none(results: Path, tmp_path: Path) -> None:
+    options = ["--runs", str(results / "cpu"), "--out"]
+    claims.main([*options, str(tmp_path / "alone")])
+    claims.main([*options, str(tmp_path / "beside"), "--beside", str(results / "my_30b")])
+    assert (tmp_path / "alone.csv").read_bytes() == (tmp_path / "beside.csv").read_bytes()
+    # The two seeds end at 0.6 and 0.7.
+    sentence = "Beside, in no verdict: SAO, 30B (imported), aime 65.0%."
+    assert sentence in (tmp_path / "beside.md").read_text()
+    assert sentence not in (tmp_path / "alone.md").read_text()
+
+
+def test_report_shows_imported_runs_and_says_so(results: Path, tmp_path: Path) -> None:
+    out = tmp_path / "report.html"
+    report([*("--runs", str(results / "cpu"), "--out", str(out)), "--beside", str(results / "my_30b")])
+    page = out.read_text()
+    assert "Runs trained elsewhere" in page and "SAO, 30B (imported): aime" in page
+    assert "SAO, 30B (imported)</th>" in page or "SAO, 30B (imported) (" in page

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from browser import chromium, needs_chromium
+from browser import MILLISECONDS, chromium, needs_chromium
 from report_pages import write_report, write_results
 
 from analysis.render import EMPTY
@@ -88,6 +88,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def open_report(browser: "Browser", address: str, **settings: Any) -> Watched:
     context = browser.new_context(**{"viewport": DESKTOP, **settings})
+    context.set_default_timeout(MILLISECONDS)
     watched = Watched(context.new_page())
     watched.page.on("console", lambda message: watched.complaints.append(message.text))
     watched.page.on("pageerror", lambda error: watched.complaints.append(str(error)))

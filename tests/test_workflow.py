@@ -1,6 +1,7 @@
 """The Snakefile under failures, kills, changed rows and logged runs, with workflow_project.py's stand-ins."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -54,6 +55,9 @@ def test_dry_run_of_a_clean_clone_is_the_papers_grid(tmp_path: Path) -> None:
         "table": 4,
         "figure": 6,
         "claims": 1,
+        "comparisons": 1,
+        "published": 1,
+        "report": 1,
         "all": 1,
     }
 
@@ -224,15 +228,29 @@ def test_logged_runs_make_plots_and_nothing_trains(finished: Project) -> None:
 
     code, output = finished.run("tables", "figures", "--config", "runs=results/logged/smoke")
     assert code == 0, output
-    assert set(job_counts(output)) == {"table", "figure", "claims", "tables", "figures"}
+    checks = {"comparisons", "published"}
+    assert set(job_counts(output)) == {"table", "figure", "claims", "tables", "figures", *checks}
     assert finished.path("results/plots/smoke/figures/figure3.pdf").exists()
     assert sorted(path for path in logged.rglob("*")) == before
     assert not finished.path("results/smoke").exists()
 
 
+def test_snakemakes_own_report_needs_no_network(finished: Project) -> None:
+    code, output = finished.run("--report", "workflow.html")
+    assert code == 0, output
+    page = finished.path("workflow.html").read_text()
+    for category in ("Tables", "Figures", "Claims", "Published values", "Report"):
+        assert f'"{category}"' in page
+    assert "figure3.svg" in page and "table4.csv" in page
+    assert "beside it is the table as a reader sees it" in page, "the caption of a table"
+    assert not re.findall(r"<(?:script|img|iframe)[^>]* src=\"?https?:", page)
+    assert not re.findall(r"<link[^>]* href=\"?https?:", page)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (("-n", "--config", "scale=smoke", "beside=results/none"), "results/none holds no imported run"),
         (("results/smoke/rows/vapoo.md",), "no row vapoo; did you mean vapo?"),
         (("-n", "--config", "scale=smok"), "no scale smok; did you mean smoke?"),
         (("math",), "results/smoke has no mathematics benchmarks; add --config scale=cpu_math"),

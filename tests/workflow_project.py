@@ -96,11 +96,11 @@ import argparse
 from pathlib import Path
 
 parser = argparse.ArgumentParser()
-for name in ("runs", "out", "artifact", "row"):
+for name in ("runs", "out", "artifact", "row", "beside"):
     parser.add_argument("--" + name)
 options = parser.parse_args()
 patterns = ("runs/*/seed*/seal.json", "evaluations/*/seed*/step*/*/seal.json")
-seals = sorted(path.as_posix() for pattern in patterns for path in Path(options.runs).glob(pattern))
+seals = sorted(path.as_posix() for pattern in patterns for path in Path(options.runs or "none").glob(pattern))
 base = f"{options.out}/{options.artifact}" if options.artifact else options.out
 for suffix in SUFFIXES:
     file = Path(base + suffix)
@@ -121,6 +121,7 @@ class Project:
             "environment.yml",
             "evaluation",
             "profiles",
+            "docs/captions",
             "experiments/artifacts.yaml",
             "experiments/scales",
         ):
@@ -141,6 +142,9 @@ class Project:
                 "tables": (".csv", ".md", ".tex"),
                 "figures": (".pdf", ".svg", ".png", ".csv"),
                 "claims": (".csv", ".md", ".tex"),
+                "comparisons": (".csv", ".md", ".tex"),
+                "published": (".csv", ".md", ".tex"),
+                "report": ("",),
                 "row": ("",),
             }.items():
                 self.write(f"analysis/{module}.py", ANALYSIS.replace("SUFFIXES", repr(suffixes)))

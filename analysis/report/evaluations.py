@@ -37,16 +37,21 @@ def evaluation_page(logs: Logs, linker: Linker) -> EvaluationPage | None:
 
 
 def _mathematics(folders: Sequence[Path], logs: Logs, linker: Linker) -> TableView:
-    lines = []
-    for folder in folders:
-        try:
-            lines.append(summary_line(read_evaluation(folder)))
-        except StoreError as error:
-            raise AnalysisError(str(error)) from error
-    names = [name for name in COLUMNS if any(plain(line[name]) != EMPTY for line in lines)]
+    try:
+        lines = [summary_line(read_evaluation(folder)) for folder in folders]
+    except StoreError as error:
+        raise AnalysisError(str(error)) from error
+    return _summary(lines, COLUMNS, "Mathematics benchmarks", logs, linker)
+
+
+def _summary(
+    lines: Sequence[dict[str, Any]], columns: dict[str, str], title: str, logs: Logs, linker: Linker
+) -> TableView:
+    """Lines of a summary's CSV without the columns that none fills; below them what each column means."""
+    names = [name for name in columns if any(plain(line[name]) != EMPTY for line in lines)]
     rows = [[linker.cell(_place(logs, line, name)) for name in names] for line in lines]
-    footer = [linker.text("; ".join(f"{name}: {COLUMNS[name]}" for name in names) + ".")]
-    return TableView("Mathematics benchmarks", [name.replace("_", " ") for name in names], rows, footer)
+    footer = [linker.text("; ".join(f"{name}: {columns[name]}" for name in names) + ".")]
+    return TableView(title, [name.replace("_", " ") for name in names], rows, footer)
 
 
 def _place(logs: Logs, line: dict[str, Any], name: str) -> str:
