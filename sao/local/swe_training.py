@@ -33,10 +33,10 @@ from sao.environments.swe import SWEEnvironment
 from sao.environments.swe_tiny import Script, actions_of, scripts_of, tiny_tokenizer
 from sao.local.model import build_policy, export_policy
 from sao.local.packed_batch import optimizer_step, set_learning_rate
-from sao.local.schedule import SchedulingError
 from sao.local.trainer import Trainer
 from sao.local.wall_clock import Collector, ServedPolicy, train
 from sao.local.warm_start import Demonstration, demonstration_batches, imitation_loss
+from sao.streaming import SchedulingError
 from sao.trajectory import Status, Trajectory
 
 MODEL_NAME = "tiny-policy"
@@ -152,7 +152,7 @@ def tiny_run(batch: int, updates: int, learning_rate: float, seed: int, concurre
                 update={"batch_trajectories": batch, "updates": updates, "learning_rate": learning_rate}
             ),
             "sampler": base.sampler.model_copy(update={"slots": concurrency, "max_tokens": MAX_TOKENS}),
-            "clock": base.clock.model_copy(update={"sync_interval": 1, "queue_limit_batches": 1}),
+            "clock": base.virtual_clock.model_copy(update={"sync_interval": 1, "queue_limit_batches": 1}),
         }
     )
 

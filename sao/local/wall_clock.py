@@ -23,14 +23,14 @@ from sao.config import RunConfig
 from sao.environments.base import EnvironmentFailure, Instance
 from sao.local.batching import BatchedEngine
 from sao.local.decode import DecodeEngine
-from sao.local.schedule import (
+from sao.local.serve import Server
+from sao.local.trainer import Trainer
+from sao.streaming import (
     MAX_FAILURES_PER_TRAJECTORY,
     MAX_INVALID_PER_BATCH,
     PromptOrder,
     SchedulingError,
 )
-from sao.local.serve import Server
-from sao.local.trainer import Trainer
 from sao.trajectory import Batch, Trajectory
 
 Rollout = Callable[[Instance, int, int], Trajectory]
@@ -122,7 +122,7 @@ class Collector:
         return counts
 
     def _start(self) -> None:
-        limit = self.run.clock.queue_limit_batches * self.run.training.batch_trajectories
+        limit = self.run.virtual_clock.queue_limit_batches * self.run.training.batch_trajectories
         while len(self._running) < self.concurrency:
             if not self._to_start:
                 if len(self._ready) * self.run.sampling.group_size >= limit:
@@ -199,7 +199,7 @@ def train(
         record |= _batch_metrics(batch, version)
         if step >= 0:
             version += 1
-            if version % run.clock.sync_interval == 0:
+            if version % run.virtual_clock.sync_interval == 0:
                 served.load(trainer.policy, version)
         counts = collector.taken()
         yield record | {
