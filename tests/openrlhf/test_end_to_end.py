@@ -124,8 +124,8 @@ def run(request: pytest.FixtureRequest) -> Iterator[Path]:
 
 def test_the_run_is_complete_and_sealed(run: Path) -> None:
     metrics = lines(run, "metrics.jsonl")
-    assert [line["step"] for line in metrics] == list(range(-10, 4))
-    assert [line["version"] for line in metrics] == [0] * 10 + [0, 1, 2, 3]
+    assert [line["step"] for line in metrics] == list(range(-10, RUN.training.updates))
+    assert [line["version"] for line in metrics] == [0] * 10 + list(range(RUN.training.updates))
     assert (run / "seal.json").exists()
     assert not list(run.glob("checkpoint-*")) and not list(run.glob(".*.tmp"))
 
@@ -133,13 +133,14 @@ def test_the_run_is_complete_and_sealed(run: Path) -> None:
 def test_some_tokens_are_stale_and_some_lie_outside_the_band(run: Path) -> None:
     updates = lines(run, "metrics.jsonl")[10:]
     assert updates[0]["staleness_max"] == 0
-    assert all(0 < line["staleness_max"] <= RUN.training.max_staleness for line in updates[2:])
+    assert all(line["staleness_max"] <= RUN.training.max_staleness for line in updates)
+    assert any(line["staleness_max"] > 0 for line in updates)  # the first batch after a resume may be fresh
     assert sum(line["masked_low"] + line["masked_high"] for line in updates) > 0
     assert all(line["clipped"] is None and line["zero_logprob_share"] < 0.5 for line in updates)
 
 
 def test_weights_arrived_in_the_middle_of_trajectories(uninterrupted: Path, resumed: Path) -> None:
-    """Three syncs that a trained-on trajectory can span in either run, with both slots busy."""
+    """With both slots busy at every sync."""
     spans = [
         (line["first_version"], line["last_version"])
         for folder in (uninterrupted, resumed)
@@ -152,15 +153,20 @@ def test_weights_arrived_in_the_middle_of_trajectories(uninterrupted: Path, resu
 
 def test_engines_held_the_trainers_weights_after_every_sync(run: Path) -> None:
     logs = [path.read_text(errors="replace") for path in sorted(run.glob("attempt-*.log"))]
-    found = {version for version in range(5) for log in logs if f"version {version}: " in log}
-    assert found == {0, 1, 2, 3, 4}
+    found = {
+        version
+        for version in range(RUN.training.updates + 1)
+        for log in logs
+        if f"version {version}: " in log
+    }
+    assert found == set(range(RUN.training.updates + 1))
 
 
 def test_every_prompt_is_trained_on_once_and_none_is_lost(run: Path) -> None:
     """The data order numbers its prompts (group_id): those not trained on can only have been under way."""
     schedule = [line for line in lines(run, "schedule.jsonl.gz") if line["kind"] == "trajectory"]
     trained = [line["group_id"] for line in schedule]
-    assert len(trained) == len(set(trained)) == 14 * RUN.training.batch_trajectories
+    assert len(trained) == len(set(trained)) == RUN.metrics_lines * RUN.training.batch_trajectories
     waiting = RUN.sampler.slots + (RUN.openrlhf.queue_limit_batches + 1) * RUN.training.batch_trajectories
     assert max(trained) < len(trained) + waiting
 
@@ -168,9 +174,11 @@ def test_every_prompt_is_trained_on_once_and_none_is_lost(run: Path) -> None:
 def test_evaluations_cover_the_held_out_set_at_every_step(run: Path) -> None:
     evaluated = [(line["step"], line["problem_id"]) for line in lines(run, "evaluations.jsonl")]
     problems = [problem.prompt_id for problem in make_environment(RUN.task).instances("held_out")]
-    assert sorted(evaluated) == sorted((step, problem) for step in (2, 4) for problem in problems)
+    assert sorted(evaluated) == sorted(
+        (step, problem) for step in RUN.evaluation.steps for problem in problems
+    )
     shown = lines(run, "trajectories.jsonl.gz")
-    assert [line["step"] for line in shown] == [2] * 8 + [4] * 8
+    assert [line["step"] for line in shown] == [step for step in RUN.evaluation.steps for _ in range(8)]
 
 
 def test_a_resumed_run_has_the_steps_and_rates_of_one_never_stopped(
@@ -188,7 +196,7 @@ def test_a_resumed_run_has_the_steps_and_rates_of_one_never_stopped(
 
 def test_exported_weights_load_and_explain_the_engines_logprobs(uninterrupted: Path, prepared: Path) -> None:
     """Trainer log-probs of the logged trajectories, recomputed from the exported weights."""
-    policy = load_policy(uninterrupted / "weights" / "step-4")
+    policy = load_policy(uninterrupted / "weights" / f"step-{RUN.training.updates}")
     scale = config.load_scale(SCALE)
     warm_started = load_policy(prepared / SCALE / "prepare" / "locks" / "warm_start" / "policy")
     probe = sample_trajectories(scale, make_environment(RUN.task), warm_started, 8, seed=1)
@@ -197,7 +205,9 @@ def test_exported_weights_load_and_explain_the_engines_logprobs(uninterrupted: P
         for weights in (policy, warm_started)
     ]
     assert (moved[0] - moved[1]).abs().max() > 1e-3  # training has moved it
-    shown = [line for line in lines(uninterrupted, "trajectories.jsonl.gz") if line["step"] == 4]
+    shown = [
+        line for line in lines(uninterrupted, "trajectories.jsonl.gz") if line["step"] == RUN.training.updates
+    ]
     assert largest_difference(policy, shown, "trainer_logprobs") < 1e-4
     assert largest_difference(policy, shown, "rollout_logprobs") < 0.2  # the engine computes in bf16
 
