@@ -107,6 +107,8 @@ def plan_text(grid: Grid) -> str:
     lines = [plan_table(grid)]
     if scale_benchmarks(scale):
         lines += evaluation_lines(with_evaluations(grid), scale)
+    if scale.tasks.coding is not None:
+        lines.append("SWE-Bench: playing and grading 500 tasks is not estimated (docs/swe.md)")
     return "\n".join([*lines, *preflight_lines(grid, scale)])
 
 

@@ -37,6 +37,7 @@ from sao.runlog_imported import write_imported_run
 from sao.runlog_reader import RunRecord, read_run, read_runs, read_table, refusal
 from sao.runlog_schema import (
     ACCURACY_COLUMNS,
+    DROPPED_COLUMNS,
     EVALUATION_COLUMNS,
     METRIC_COLUMNS,
     SCHEDULE_COLUMNS,
@@ -50,6 +51,7 @@ from sao.runlog_schema import (
 
 __all__ = [
     "ACCURACY_COLUMNS",
+    "DROPPED_COLUMNS",
     "EVALUATION_COLUMNS",
     "METRIC_COLUMNS",
     "SCHEDULE_COLUMNS",
@@ -169,6 +171,11 @@ class RunDirectory:
         """Appends lines of TRAINING_TRAJECTORY_COLUMNS, best all lines of one update in one call."""
         append_records(self.path / "training_trajectories.jsonl.gz", TRAINING_TRAJECTORY_COLUMNS, records)
 
+    def log_dropped(self, records: list[dict[str, Any]]) -> None:
+        """Appends lines of DROPPED_COLUMNS, one per trajectory that the staleness cap dropped."""
+        if records:
+            append_records(self.path / "dropped.jsonl.gz", DROPPED_COLUMNS, records)
+
     def checkpoints(self) -> list[tuple[int, Path]]:
         """(step, folder) of the complete checkpoints, oldest first."""
         found = []
@@ -211,13 +218,15 @@ class RunDirectory:
         """Cuts the tables back to what was logged when the checkpoint of `step` was written, to resume there.
 
         `step` is the number of policy updates done (-critic_only_steps for a start from scratch): metrics,
-        schedule and training trajectories keep lines below it, evaluations and trajectories lines up to it.
+        schedule, training and dropped trajectories keep lines below it, evaluations and trajectories lines up to
+        it.
         An incomplete last line is dropped.  Returns the number of metrics lines dropped.  Raises RunError for
         a damaged line, or where the metrics lack lines that the checkpoint presupposes.
         """
         first = -self.config.critic_only_steps
         logged = len(read_records(self.path / "metrics.jsonl"))
-        for name in ("metrics.jsonl", "schedule.jsonl.gz", "training_trajectories.jsonl.gz"):
+        of_updates = ("schedule.jsonl.gz", "training_trajectories.jsonl.gz", "dropped.jsonl.gz")
+        for name in ("metrics.jsonl", *of_updates):
             cut_back(self.path / name, lambda line: line < step)
         for name in ("evaluations.jsonl", "trajectories.jsonl.gz"):
             cut_back(self.path / name, lambda line: first < step and line <= step)

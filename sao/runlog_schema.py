@@ -188,6 +188,12 @@ TRAINING_TRAJECTORY_COLUMNS: dict[str, Column] = TRAJECTORY_COLUMNS | {
     ),
 }
 
+DROPPED_COLUMNS: dict[str, Column] = {
+    "step": _required("int", "updates", "step whose batch it was too old for"),
+    "action_tokens": _required("int", "tokens", "tokens that the policy sampled in it"),
+    "reward": _required("float", "reward", "outcome as the environment scores it"),
+}
+
 ACCURACY_COLUMNS: dict[str, Column] = {
     "step": _required("int", "updates", "policy updates done before the evaluation"),
     "benchmark": _required("str", "", "name of the benchmark where the run was trained"),
@@ -200,6 +206,7 @@ TABLES: dict[str, dict[str, Column]] = {
     "schedule.jsonl.gz": SCHEDULE_COLUMNS,
     "trajectories.jsonl.gz": TRAJECTORY_COLUMNS,
     "training_trajectories.jsonl.gz": TRAINING_TRAJECTORY_COLUMNS,
+    "dropped.jsonl.gz": DROPPED_COLUMNS,
 }
 
 

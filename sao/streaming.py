@@ -199,5 +199,12 @@ def schedule_lines(taken: Taken, step: int, update_ticks: int) -> Iterator[dict[
     yield _schedule_line("update", step, start_tick=taken.tick, end_tick=taken.tick + update_ticks)
 
 
+def dropped_lines(taken: Taken, step: int) -> list[dict[str, Any]]:
+    """Lines of the log of trajectories that the staleness cap dropped since the batch before."""
+    return [
+        {"step": step, "action_tokens": tokens, "reward": reward} for tokens, reward in taken.counters.dropped
+    ]
+
+
 def _schedule_line(kind: str, step: int, **columns: int) -> dict[str, Any]:
     return dict.fromkeys(SCHEDULE_COLUMNS) | {"kind": kind, "step": step} | columns

@@ -102,13 +102,16 @@ def make_attempt(directory: RunDirectory, results: str) -> Attempt:
 
 @contextlib.contextmanager
 def interrupts_ignored() -> Iterator[None]:
-    """A second Ctrl-C waits until the end of the attempt is recorded, which takes no time."""
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """A second Ctrl-C or SIGTERM waits until the end of the attempt is recorded, which takes no time."""
+    handlers = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, handler)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 if __name__ == "__main__":
+    # A cluster's scheduler ends jobs so: the attempt's hours are recorded as after Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(main())

@@ -122,21 +122,24 @@ def test_a_setting_that_the_table_does_not_name_raises(monkeypatch: pytest.Monke
 
 def test_a_value_that_the_backend_cannot_have_raises() -> None:
     run = resolve("sao", "paper_math", 0)
-    sampling = run.sampling.model_copy(update={"recompute_kv": True})
-    with pytest.raises(
-        ConfigError, match=r"sampling\.recompute_kv: is True, and OpenRLHF can have False alone"
-    ):
-        flags.check(run.model_copy(update={"sampling": sampling}))
+    sampler = run.sampler.model_copy(update={"rounding": "fp8"})
+    with pytest.raises(ConfigError, match=r"sampler\.rounding: is fp8, and OpenRLHF can have none alone"):
+        flags.check(run.model_copy(update={"sampler": sampler}))
 
 
-def test_more_ranks_than_micro_batches_are_refused() -> None:
+def test_ranks_that_cannot_share_a_batch_are_refused() -> None:
     run = resolve("sao", "openrlhf_smoke", 0)
     engine = run.openrlhf.model_copy(update={"micro_batch_trajectories": 16})
     group = run.cluster.actor.model_copy(update={"processes_per_node": 2})
     cluster = run.cluster.model_copy(update={"actor": group})
     flags.check(run.model_copy(update={"openrlhf": engine}))
-    with pytest.raises(ConfigError, match=r"cluster\.actor: 2 ranks, and a batch has fewer"):
+    with pytest.raises(ConfigError, match=r"cluster\.actor: 2 ranks of 1 processes cannot share 16"):
         flags.check(run.model_copy(update={"openrlhf": engine, "cluster": cluster}))
+    three = run.cluster.model_copy(
+        update={"critic": run.cluster.critic.model_copy(update={"processes_per_node": 3})}
+    )
+    with pytest.raises(ConfigError, match=r"cluster\.critic: 3 ranks"):
+        flags.check(run.model_copy(update={"cluster": three}))
 
 
 @pytest.mark.parametrize("scale", PAPER_SCALES)

@@ -17,7 +17,7 @@ from sao.local.trainer import Trainer
 from sao.prepare import require_preparation
 from sao.runlog import RunDirectory, RunFailure
 from sao.step_log import metrics_line, progress_line, trajectory_lines
-from sao.streaming import SchedulingError, schedule_lines
+from sao.streaming import SchedulingError, dropped_lines, schedule_lines
 from sao.trajectory import Trajectory
 
 PROGRESS_SECONDS = 10.0
@@ -115,6 +115,7 @@ class LocalRun:
         seconds, version = time.monotonic() - began, self.schedule.state.version
         record = metrics_line(self.run, record, taken, step, version, seconds, self._elapsed())
         self.directory.log_schedule(list(schedule_lines(taken, step, self.schedule.clock.update_ticks)))
+        self.directory.log_dropped(dropped_lines(taken, step))
         self.directory.log_metrics(record)
         self.step += 1
         if self.step in self.run.evaluation.steps:
@@ -147,7 +148,8 @@ class LocalRun:
         rollouts = evaluate(self.run, self.environment, policy, step, progress, self.run.seed)
         shown = [rollout.to_trajectory() for rollout in rollouts if rollout.status != "environment_error"]
         shown = shown[:LOGGED_TRAJECTORIES]
-        self.directory.log_trajectories(self._trajectory_lines(shown, step))
+        if shown:
+            self.directory.log_trajectories(self._trajectory_lines(shown, step))
         export_policy(policy, self.directory.weights_path(step), self.environment.tokenizer)
         # Last, because a run with all its evaluations counts as complete.
         self.directory.log_evaluations(evaluation_lines(rollouts, self.run.task.name, step))

@@ -144,7 +144,7 @@ TABLE: dict[str, Entry] = {
     "sampling.temperature": flags("--rollout.temperature"),
     "sampling.top_p": flags("--rollout.top_p"),
     "sampling.top_k": own("rollout"),
-    "sampling.recompute_kv": only(False),  # the engine keeps the cache of what is under way
+    "sampling.recompute_kv": own("engine"),
     "sampling.dynamic_sampling": own("rollout"),
     "sampling.overlong_shaping": own("experience"),
     "objective.kind": flags(
@@ -274,13 +274,24 @@ def check(run: RunConfig) -> None:
             raise ConfigError(
                 f"{run.row} at scale {run.scale}: {key}: is {value}, and OpenRLHF can have {entry.only} alone"
             )
-    if run.cluster and run.openrlhf and run.openrlhf.max_tokens_per_gpu is None:
-        ranks = run.cluster.actor.processes // run.openrlhf.ring_attention
-        if run.training.batch_trajectories // run.openrlhf.micro_batch_trajectories < ranks:
-            raise ConfigError(
-                f"{shown(file_of('scales', run.scale))}: cluster.actor: {ranks} ranks, and a batch has fewer "
-                "micro-batches; lower openrlhf.micro_batch_trajectories or the processes"
-            )
+    _check_ranks(run, "actor", run.training.batch_trajectories // run.minibatches_per_batch)
+    if run.critic is not None:
+        _check_ranks(run, "critic", run.training.batch_trajectories)
+
+
+def _check_ranks(run: RunConfig, name: str, trajectories: int) -> None:
+    """Raises ConfigError unless every rank gets the same number of whole micro-batches."""
+    if run.cluster is None or run.openrlhf is None:
+        return
+    settings = run.openrlhf
+    ranks, left = divmod(getattr(run.cluster, name).processes, settings.ring_attention)
+    micro = 1 if settings.max_tokens_per_gpu else settings.micro_batch_trajectories
+    if left or trajectories % (ranks * micro):
+        raise ConfigError(
+            f"{shown(file_of('scales', run.scale))}: cluster.{name}: {ranks} ranks of "
+            f"{settings.ring_attention} processes cannot share {trajectories} trajectories in micro-batches "
+            f"of {micro}; change the processes, openrlhf.ring_attention or openrlhf.micro_batch_trajectories"
+        )
 
 
 def _entry_key(run: RunConfig, key: str) -> str:

@@ -6,6 +6,7 @@ command line starts.
 
 import shutil
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,8 @@ from sao.openrlhf.strategy import Strategy
 from sao.runlog import RunDirectory, RunFailure
 from sao.runlog_files import writing
 from sao.step_log import metrics_line, trajectory_lines
-from sao.streaming import schedule_lines
+from sao.streaming import dropped_lines, schedule_lines
+from sao.trajectory import Trajectory
 
 LOGGED_TRAJECTORIES = 8
 ENGINE_TYPE = torch.bfloat16  # OpenRLHF starts its engines with it
@@ -106,6 +108,9 @@ class TrainingRun(ppo_trainer.BasePPOTrainer):
     def _train_step(self) -> None:
         step, version, began = self.step, self.version, time.monotonic()
         taken = ray.get(self.stream.take.remote())
+        if step + 1 in self.run.evaluation.steps:
+            shown = taken.trajectories[:LOGGED_TRAJECTORIES]
+            self.directory.log_training_trajectories(self._trajectory_lines(shown, step))
         record = self.experience_maker.update(taken.trajectories, step)
         self.step += 1
         if trained := step >= 0:
@@ -115,6 +120,7 @@ class TrainingRun(ppo_trainer.BasePPOTrainer):
         self.totals["sampler_tokens"] += taken.counters.sampled_tokens
         record = metrics_line(self.run, record, taken, step, version, seconds, self._elapsed())
         self.directory.log_schedule(list(schedule_lines(taken, step, update_ticks)))
+        self.directory.log_dropped(dropped_lines(taken, step))
         self.directory.log_metrics(record)
         numbers = {name: value for name, value in record.items() if isinstance(value, int | float)}
         for logger in filter(None, (self.wandb_logger, self.tensorboard_logger)):
@@ -171,11 +177,16 @@ class TrainingRun(ppo_trainer.BasePPOTrainer):
         sampled: list[HeldOut] = ray.get(self.stream.evaluate.remote(progress))
         shown = [held_out.trajectory for held_out in sampled if held_out.trajectory is not None]
         shown = shown[:LOGGED_TRAJECTORIES]
-        per_token = self.experience_maker.inspect(shown)
-        self.directory.log_trajectories(trajectory_lines(shown, per_token, self.environment.vocabulary, step))
+        if shown:
+            self.directory.log_trajectories(self._trajectory_lines(shown, step))
         self._export(self.directory.weights_path(step))
         # Last, because a run with all its evaluations counts as complete.
         self.directory.log_evaluations(evaluation_lines(sampled, self.run, step))
+
+    def _trajectory_lines(self, trajectories: Sequence[Trajectory], step: int) -> list[dict[str, Any]]:
+        """Lines of trajectories with what the trainer's present weights make of each token."""
+        per_token = self.experience_maker.inspect(trajectories)
+        return trajectory_lines(trajectories, per_token, self.environment.vocabulary, step)
 
     def _export(self, folder: Path) -> None:
         temporary = folder.with_name(f".{folder.name}.tmp")

@@ -184,7 +184,7 @@ def test_evaluations_cover_the_held_out_set_at_every_step(run: Path) -> None:
 def test_a_resumed_run_has_the_steps_and_rates_of_one_never_stopped(
     uninterrupted: Path, resumed: Path
 ) -> None:
-    names = ("step", "version", "prompts_seen", "learning_rate", "critic_learning_rate", "trajectories")
+    names = ("step", "version", "learning_rate", "critic_learning_rate", "trajectories")
     expected, found = (
         [[line[name] for name in names] for line in lines(folder, "metrics.jsonl")]
         for folder in (uninterrupted, resumed)
@@ -249,10 +249,13 @@ def test_sigterm_stops_a_run_and_everything_it_started(prepared: Path, tmp_path:
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.2)
     driver = child_of(process.pid)
-    process.send_signal(signal.SIGINT)
+    started = psutil.Process(driver).children(recursive=True)
+    assert started
+    process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=END_SECONDS + 60)
     assert process.returncode == 130 and "goes on from the latest checkpoint" in output
     wait_for_the_end_of(driver)
+    assert not psutil.wait_procs(started, timeout=END_SECONDS)[1]
     attempts = json.loads((run_folder(results) / "provenance.json").read_text())["attempts"]
     assert attempts[0]["status"] == "interrupted"
 

@@ -17,7 +17,7 @@ from sao.config import RunConfig
 from sao.openrlhf.stream import Request, Stream, StreamedBatch
 from sao.runlog import SCHEDULE_COLUMNS
 from sao.runlog_schema import checked_record
-from sao.streaming import PromptOrder, SchedulingError, schedule_lines
+from sao.streaming import PromptOrder, SchedulingError, dropped_lines, schedule_lines
 from sao.trajectory import Trajectory
 
 BATCH, SLOTS = 16, 32
@@ -185,6 +185,23 @@ def test_trained_batches_are_not_biased_to_short_trajectories() -> None:
     assert np.mean(lengths) == pytest.approx(5.5, rel=0.05)
     steady = lengths[10 * 128 :]  # without the start, when the first to end are short
     assert np.mean(steady) == pytest.approx(5.5, rel=0.03)
+
+
+def test_a_staleness_cap_drops_long_trajectories_and_their_lengths_are_counted() -> None:
+    """A cap of 4 makes batches shorter; trained and dropped together show what was sampled."""
+    run = run_config("sao", training={"batch_trajectories": 128, "max_staleness": 4}, sampler={"slots": 256})
+    draws = np.random.default_rng(0).choice([1, 10], size=20_000)
+    engine = FakeEngine(run, duration=lambda request: int(draws[request.index]))
+    lengths: list[int] = []
+    dropped: list[int] = []
+    for step in range(50):
+        taken = engine.take()
+        lengths += [made.num_action_tokens for made in taken.trajectories]
+        dropped += [line["action_tokens"] for line in dropped_lines(taken, step)]
+        engine.update(1)
+    assert len(dropped) == 273 and set(dropped) == {10}
+    assert np.mean(lengths) == pytest.approx(5.139, abs=0.001)
+    assert np.mean(lengths + dropped) == pytest.approx(5.353, rel=0.01)
 
 
 @pytest.mark.parametrize(("version", "kept"), [(7, True), (8, False)])
