@@ -18,6 +18,7 @@ from typing import Any
 
 from sao import config
 from sao.config_rows import Frozen
+from sao.openrlhf import InstallationError
 from sao.runlog import RunError
 from sao.runlog_files import read_json, writing
 
@@ -161,9 +162,8 @@ def write_progress(folder: Path, progress: Progress) -> None:
 
 def _by_hand(scale: config.Scale) -> str:
     return (
-        f"scale {scale.name}: preparing the released model {scale.model.path} is not automated. Fine-tune it "
-        f"with the command that python -m sao.openrlhf.sft_flags --scale {scale.name} prints; there is no "
-        "command yet that pretrains its value model"
+        f"scale {scale.name}: fine-tuning the released model {scale.model.path} is not automated; use the "
+        f"command that python -m sao.openrlhf.sft_flags --scale {scale.name} prints"
     )
 
 
@@ -183,27 +183,30 @@ def main(arguments: list[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     try:
-        prepare(options)
-    except (config.ConfigError, RunError) as error:
+        return prepare(options)
+    except (config.ConfigError, InstallationError, RunError) as error:
         print(error, file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted; the same command makes the step from its start", file=sys.stderr)
         return 130
-    return 0
 
 
-def prepare(options: argparse.Namespace) -> None:
-    """Runs one preparation step unless it lies there finished."""
+def prepare(options: argparse.Namespace) -> int:
+    """Runs one preparation step unless it lies there finished; returns 0, or 1 for one that failed."""
     scale = config.load_scale(options.scale)
     digest = config.preparation_digest(scale.name, scale.task(options.task).name)
     step = "warm_start" if options.step == "warm-start" else f"values_{options.frozen}"
     folder = preparation_folder(options.results, scale.name, options.task, step)
     if is_prepared(folder, digest):
         print(f"{folder}: is finished")
-        return
+        return 0
     if scale.model.path is not None:
-        raise config.ConfigError(_by_hand(scale))
+        if options.step == "warm-start":
+            raise config.ConfigError(_by_hand(scale))
+        from sao.openrlhf.values import pretrain
+
+        return pretrain(scale, options.task, folder, options.frozen, options.results)
     import torch
 
     torch.set_num_threads(1)
@@ -211,6 +214,7 @@ def prepare(options: argparse.Namespace) -> None:
         warm_start(scale, options.task, folder)
     else:
         values(scale, options.task, folder, options.frozen, options.results)
+    return 0
 
 
 if __name__ == "__main__":
