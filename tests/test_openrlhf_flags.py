@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ import pytest
 from sao import prepare
 from sao.config import ConfigError, Scale, digest_of, load_scale, resolve, value_pretraining_run
 from sao.estimators import critic_learning_rate
-from sao.openrlhf import flags, launch, sft_flags, values
+from sao.openrlhf import fine_tuning, flags, launch, sft_flags, values
+from sao.runlog import RunError
 
 GOLDEN = Path(__file__).parent / "golden"
 PAPER_SCALES = ("paper_math", "paper_swe", "paper_writing")
@@ -182,9 +184,35 @@ def test_fine_tuning_is_three_epochs_from_the_released_model(
     assert "paper_swe.yaml: sft: the scale fine-tunes no released model" in capsys.readouterr().err
 
 
-def test_preparing_a_released_model_says_what_is_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
-    assert prepare.main(["warm-start", "--scale", "paper_math", "--task", "math"]) == 2
-    assert "python -m sao.openrlhf.sft_flags --scale paper_math prints" in capsys.readouterr().err
+def test_fine_tuning_without_traces_says_how_to_make_them(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = ["warm-start", "--scale", "paper_math", "--task", "math", "--results", str(tmp_path)]
+    assert prepare.main(words) == 2
+    message = capsys.readouterr().err
+    assert message.startswith(
+        f"{tmp_path}/data/sft_prompts_traces.jsonl: is missing; have openai/gpt-oss-120b"
+    )
+    assert "python -m evaluation.math.sft_traces" in message
+    assert prepare.main(["warm-start", "--scale", "paper_swe", "--task", "swe"]) == 2
+    assert "paper_swe.yaml: sft: the scale fine-tunes no released model" in capsys.readouterr().err
+
+
+def test_fine_tuning_starts_once_for_each_gpu_of_the_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run"]
+    smoke = fine_tuning.launcher(load_scale("openrlhf_smoke_two_ranks"), {})
+    assert smoke == [*torchrun, "--standalone", "--nproc-per-node", "2"]
+    with pytest.raises(
+        RunError, match=r"cluster\.actor\.nodes: fine-tuning on 4 nodes starts inside a SLURM"
+    ):
+        fine_tuning.launcher(load_scale("paper_math"), {})
+    monkeypatch.setattr(fine_tuning, "job_hosts", lambda environment: ["n1", "n2", "n3", "n4"])
+    words = fine_tuning.launcher(load_scale("paper_math"), {"SLURM_JOB_ID": "1"})
+    assert words[0] == "srun" and words[words.index("--nodes") + 1] == "4"
+    started = words[words.index(sys.executable) :]
+    assert started[:3] == torchrun and started[started.index("--nnodes") + 1] == "4"
+    assert started[started.index("--nproc-per-node") + 1] == "8"
+    assert started[started.index("--rdzv-endpoint") + 1] == "n1:29400"
 
 
 def test_value_pretraining_is_a_run_of_critic_only_steps(capsys: pytest.CaptureFixture[str]) -> None:

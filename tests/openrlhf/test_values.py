@@ -57,10 +57,14 @@ class Prepared:
         return self.folder.with_name("values_attention_run")
 
 
+def copied_experiments(folder: Path) -> Path:
+    """A copy of the folder of rows and scales, to add others to."""
+    return shutil.copytree(config_files.EXPERIMENTS, folder / "experiments")
+
+
 def make_scale(folder: Path) -> Path:
     """Experiments with one scale more, whose released model lies below `folder`; returns their folder."""
-    experiments = folder / "experiments"
-    shutil.copytree(config_files.EXPERIMENTS, experiments)
+    experiments = copied_experiments(folder)
     smoke = config.load_scale("openrlhf_smoke")
     environment = make_environment(smoke.task("locks"))
     save_policy(train_policy(smoke, environment, 0, lambda record: None), folder)
