@@ -16,9 +16,9 @@ from sao.config import RunConfig, resolve
 from sao.critic import ValueModel
 from sao.environments.base import EnvironmentFailure, Instance
 from sao.local.model import build_policy
-from sao.local.schedule import SchedulingError
 from sao.local.trainer import Trainer
 from sao.local.wall_clock import Collector, ServedPolicy, train
+from sao.streaming import SchedulingError
 from sao.trajectory import Trajectory
 
 INSTANCES = [Instance(f"{number:016x}", None, (number,)) for number in range(4)]
