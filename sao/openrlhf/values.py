@@ -32,6 +32,8 @@ def pretrain(scale: Scale, task: str, folder: Path, frozen: Frozen, results: str
     place = folder.with_name(f"{folder.name}_run")
     if refusal(place, run):
         raise RunError(f"{place}: was begun with other settings; move it away to begin anew")
+    if (place / "seal.json").exists() and not (place / VALUES_FOLDER).exists():
+        raise RunError(f"{place}: is finished, and the value model that it made is gone; move it away too")
     command = f"python -m sao.prepare {step_arguments(run.row)} --scale {scale.name} --task {task}"
     if not (place / "seal.json").exists():
         with RunDirectory.open(place, run, command) as directory:
