@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from sao.config_files import ConfigError, Merged, closest, file_of, names_in, read_yaml, shown, validated
-from sao.config_rows import DECISION, Block, RowConfig, RowSettings
+from sao.config_rows import DECISION, Block, Frozen, RowConfig, RowSettings
 from sao.config_scales import ScaleConfig, ScaleSettings, Task
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "row_names",
     "scale_names",
     "sources",
+    "value_pretraining_run",
 ]
 
 BASE_ROW = "sao"
@@ -56,6 +57,11 @@ class RunConfig(ScaleSettings, RowSettings):
     scale: str
     seed: int = Field(ge=0)
     task: Task
+
+    @property
+    def pretrains_values(self) -> bool:
+        """Whether it is value pretraining: critic-only steps and no update of the policy."""
+        return self.training.updates == 0
 
     @property
     def critic_only_steps(self) -> int:
@@ -148,12 +154,45 @@ def resolve(row: str, scale: str, seed: int) -> RunConfig:
                 f"{file}: training.batch_trajectories: {batch} is not divisible by {name} {divisor} "
                 f"of {shown(file_of('rows', row))}; use a multiple of {divisor}"
             )
-    settings = {name: getattr(row_config, name) for name in RowSettings.model_fields}
-    settings |= {name: getattr(scale_config, name) for name in ScaleSettings.model_fields}
+    return _combined(row_config, scale_config, seed, task)
+
+
+def _combined(row: RowConfig, scale: Scale, seed: int, task: Task) -> RunConfig:
+    settings = {name: getattr(row, name) for name in RowSettings.model_fields}
+    settings |= {name: getattr(scale, name) for name in ScaleSettings.model_fields}
     try:
-        return RunConfig.model_validate({**settings, "row": row, "scale": scale, "seed": seed, "task": task})
+        return RunConfig.model_validate(
+            {**settings, "row": row.name, "scale": scale.name, "seed": seed, "task": task}
+        )
     except ValidationError as error:
         raise ConfigError(f"seed: {error.errors()[0]['msg']}, and is {seed}") from None
+
+
+def value_pretraining_run(scale: Scale, task: str, frozen: Frozen, seed: int) -> RunConfig:
+    """Value pretraining of a task as a run that ends before its first update of the policy.
+
+    One critic update on each batch of the initial policy's rollouts, target the final return, is all it does:
+    of the base row it has the sampling, the optimizer and the target.
+    """
+    run = _combined(load_row(BASE_ROW), scale, seed, scale.task(task))
+    settings = scale.value_pretraining
+    assert run.critic is not None  # of the base row
+    critic = {
+        "updates_per_batch": 1,
+        "frozen": frozen,
+        "pretrained": False,
+        "critic_only_steps": settings.rollouts // settings.batch_trajectories,
+        "learning_rate_factor": settings.learning_rate / run.training.learning_rate,
+    }
+    training = {"batch_trajectories": settings.batch_trajectories, "updates": 0}
+    return run.model_copy(
+        update={
+            "row": f"values_{frozen}",
+            "critic": run.critic.model_copy(update=critic),
+            "training": run.training.model_copy(update=training),
+            "evaluation": run.evaluation.model_copy(update={"steps": ()}),
+        }
+    )
 
 
 def preparation_digest(scale: str, task: str) -> str:

@@ -319,6 +319,23 @@ class ScaleSettings(Block):
         return self
 
     @model_validator(mode="after")
+    def _values_of_a_released_model(self) -> Self:
+        settings = self.value_pretraining
+        if self.model.path is None:
+            return self
+        if settings.epochs != 1:
+            raise ValueError(
+                f"value_pretraining.epochs: {settings.epochs}, but a released model trains on its rollouts "
+                "as they come; set 1 and raise value_pretraining.rollouts"
+            )
+        if settings.rollouts % settings.batch_trajectories:
+            raise ValueError(
+                f"value_pretraining.rollouts: {settings.rollouts} is no multiple of batch_trajectories "
+                f"{settings.batch_trajectories}; use one"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _openrlhf(self) -> Self:
         if self.openrlhf is None or self.cluster is None or self.job is None:
             return self

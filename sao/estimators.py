@@ -65,8 +65,13 @@ def critic_targets(estimator: GAE, rewards: Tensor, positions: Tensor) -> Tensor
 
 
 def critic_learning_rate(run: RunConfig, step: int) -> float:
-    """Linear warm-up over the critic-only steps (those below 0), then the constant rate of the row."""
+    """Linear warm-up over the critic-only steps (those below 0), then the constant rate of the row.
+
+    In value pretraining, which has no other steps, a linear decay from its own rate.
+    """
     assert run.critic is not None
+    if run.pretrains_values:
+        return run.value_pretraining.learning_rate * -step / run.critic.critic_only_steps
     rate = run.training.learning_rate * run.critic.learning_rate_factor
     if step >= 0:
         return rate

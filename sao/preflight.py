@@ -13,7 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from sao.config_cluster import FineTuning
 from sao.config_scales import Model, ScaleSettings
+from sao.openrlhf.sft_flags import how_to_make_traces, traces_file
 
 PORTS = {6379: "Ray's head node", 8265: "Ray's dashboard", 10001: "Ray's clients"}
 OPENRLHF_PACKAGES = {"openrlhf": "0.11.2", "deepspeed": None, "ray": None}
@@ -57,6 +59,8 @@ def findings(scale: ScaleSettings, results: Path, disk_needed: float) -> list[Fi
         found += port_findings(PORTS)
     if scale.model.path is not None:
         found.append(model_finding(scale.model))
+        if scale.sft is not None:
+            found.append(traces_finding(scale.sft, scale.model.path, results))
     return [*found, disk_finding(results, disk_needed)]
 
 
@@ -196,6 +200,14 @@ def model_finding(model: Model) -> Finding:
             "model", f"{config}: {'; '.join(other)}", "state the scale's model block as this file has it"
         )
     return Finding("model", f"{model.path} in {config.parent}")
+
+
+def traces_finding(settings: FineTuning, model: str, results: Path) -> Finding:
+    """Whether the traces lie here that the released model is fine-tuned on."""
+    file = traces_file(settings, str(results))
+    if file.exists():
+        return Finding("traces", str(file))
+    return Finding("traces", f"{file} is not here", how_to_make_traces(settings, model, str(results)))
 
 
 def _config_file(model: Model) -> Path | None:

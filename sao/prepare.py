@@ -18,8 +18,9 @@ from typing import Any
 
 from sao import config
 from sao.config_rows import Frozen
+from sao.openrlhf import InstallationError
 from sao.runlog import RunError
-from sao.runlog_files import read_json, writing
+from sao.runlog_files import read_json, write_atomic, writing
 
 PREPARATION_SEED = 0
 REPORT_SECONDS = 10.0
@@ -39,7 +40,7 @@ def is_prepared(folder: Path, digest: str) -> bool:
         raise RunError(f"{folder}: was made with other settings; move it away to make it anew")
     for name, checksum in seal["files"].items():
         file = folder / name
-        if not file.exists() or hashlib.sha256(file.read_bytes()).hexdigest() != checksum:
+        if not file.exists() or _checksum(file) != checksum:
             raise RunError(f"{file}: is missing or damaged; move {folder} away to make it anew")
     return True
 
@@ -94,15 +95,23 @@ def write_preparation(folder: Path, digest: str, write: Callable[[Path], None]) 
     with writing(temporary):
         temporary.mkdir(parents=True)
         write(temporary)
-    files = {
-        str(file.relative_to(temporary)): hashlib.sha256(file.read_bytes()).hexdigest()
-        for file in sorted(temporary.rglob("*"))
-        if file.is_file()
-    }
-    seal = {"digest": digest, "status": "finished", "files": files}
-    (temporary / "seal.json").write_text(json.dumps(seal, indent=1))
+    seal(temporary, digest)
     shutil.rmtree(folder, ignore_errors=True)
     temporary.rename(folder)
+
+
+def seal(folder: Path, digest: str) -> None:
+    """Marks a preparation step's folder as finished, with the checksums of its files."""
+    files = {
+        str(file.relative_to(folder)): _checksum(file) for file in sorted(folder.rglob("*")) if file.is_file()
+    }
+    record = {"digest": digest, "status": "finished", "files": files}
+    write_atomic(folder / "seal.json", json.dumps(record, indent=1).encode())
+
+
+def _checksum(file: Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def warm_start(scale: config.Scale, task_name: str, folder: Path) -> None:
@@ -159,14 +168,6 @@ def write_progress(folder: Path, progress: Progress) -> None:
     (folder / "training.jsonl").write_text("".join(json.dumps(record) + "\n" for record in progress.records))
 
 
-def _by_hand(scale: config.Scale) -> str:
-    return (
-        f"scale {scale.name}: preparing the released model {scale.model.path} is not automated. Fine-tune it "
-        f"with the command that python -m sao.openrlhf.sft_flags --scale {scale.name} prints; there is no "
-        "command yet that pretrains its value model"
-    )
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Command line; returns 0, 2 for a user's mistake, 130 when interrupted."""
     parser = argparse.ArgumentParser(
@@ -183,27 +184,26 @@ def main(arguments: list[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     try:
-        prepare(options)
-    except (config.ConfigError, RunError) as error:
+        return prepare(options)
+    except (config.ConfigError, InstallationError, RunError) as error:
         print(error, file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("interrupted; the same command makes the step from its start", file=sys.stderr)
+        print("interrupted; the same command makes the step anew, or from its checkpoint", file=sys.stderr)
         return 130
-    return 0
 
 
-def prepare(options: argparse.Namespace) -> None:
-    """Runs one preparation step unless it lies there finished."""
+def prepare(options: argparse.Namespace) -> int:
+    """Runs one preparation step unless it lies there finished; returns 0, or 1 for one that failed."""
     scale = config.load_scale(options.scale)
     digest = config.preparation_digest(scale.name, scale.task(options.task).name)
     step = "warm_start" if options.step == "warm-start" else f"values_{options.frozen}"
     folder = preparation_folder(options.results, scale.name, options.task, step)
     if is_prepared(folder, digest):
         print(f"{folder}: is finished")
-        return
+        return 0
     if scale.model.path is not None:
-        raise config.ConfigError(_by_hand(scale))
+        return _prepare_released(scale, options, folder)
     import torch
 
     torch.set_num_threads(1)
@@ -211,6 +211,17 @@ def prepare(options: argparse.Namespace) -> None:
         warm_start(scale, options.task, folder)
     else:
         values(scale, options.task, folder, options.frozen, options.results)
+    return 0
+
+
+def _prepare_released(scale: config.Scale, options: argparse.Namespace, folder: Path) -> int:
+    if options.step == "warm-start":
+        from sao.openrlhf.fine_tuning import fine_tune
+
+        return fine_tune(scale, options.task, folder, options.results)
+    from sao.openrlhf.values import pretrain
+
+    return pretrain(scale, options.task, folder, options.frozen, options.results)
 
 
 if __name__ == "__main__":

@@ -218,8 +218,8 @@ class RunDirectory:
         """Cuts the tables back to what was logged when the checkpoint of `step` was written, to resume there.
 
         `step` is the number of policy updates done (-critic_only_steps for a start from scratch): metrics,
-        schedule, training and dropped trajectories keep lines below it, evaluations and trajectories lines up to
-        it.
+        schedule, training and dropped trajectories keep lines below it, evaluations and trajectories lines
+        up to it.
         An incomplete last line is dropped.  Returns the number of metrics lines dropped.  Raises RunError for
         a damaged line, or where the metrics lack lines that the checkpoint presupposes.
         """

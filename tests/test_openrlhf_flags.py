@@ -1,13 +1,17 @@
 """The table between settings and OpenRLHF's flags. tests/openrlhf/test_flags.py feeds them to its parser."""
 
+import json
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
 
 from sao import prepare
-from sao.config import ConfigError, load_scale, resolve
-from sao.openrlhf import flags, sft_flags
+from sao.config import ConfigError, Scale, digest_of, load_scale, resolve, value_pretraining_run
+from sao.estimators import critic_learning_rate
+from sao.openrlhf import fine_tuning, flags, launch, sft_flags, values
+from sao.runlog import RunError
 
 GOLDEN = Path(__file__).parent / "golden"
 PAPER_SCALES = ("paper_math", "paper_swe", "paper_writing")
@@ -183,7 +187,86 @@ def test_fine_tuning_is_three_epochs_from_the_released_model(
     assert "paper_swe.yaml: sft: the scale fine-tunes no released model" in capsys.readouterr().err
 
 
-def test_preparing_a_released_model_says_what_is_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
-    for step in ("warm-start", "values"):
-        assert prepare.main([step, "--scale", "paper_math", "--task", "math"]) == 2
-        assert "python -m sao.openrlhf.sft_flags --scale paper_math prints" in capsys.readouterr().err
+def test_fine_tuning_without_traces_says_how_to_make_them(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = ["warm-start", "--scale", "paper_math", "--task", "math", "--results", str(tmp_path)]
+    assert prepare.main(words) == 2
+    message = capsys.readouterr().err
+    assert message.startswith(
+        f"{tmp_path}/data/sft_prompts_traces.jsonl: is missing; have openai/gpt-oss-120b"
+    )
+    assert "python -m evaluation.math.sft_traces" in message
+    assert prepare.main(["warm-start", "--scale", "paper_swe", "--task", "swe"]) == 2
+    assert "paper_swe.yaml: sft: the scale fine-tunes no released model" in capsys.readouterr().err
+
+
+def test_fine_tuning_starts_once_for_each_gpu_of_the_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run"]
+    smoke = fine_tuning.launcher(load_scale("openrlhf_smoke_two_ranks"), {})
+    assert smoke == [*torchrun, "--standalone", "--nproc-per-node", "2"]
+    with pytest.raises(
+        RunError, match=r"cluster\.actor\.nodes: fine-tuning on 4 nodes starts inside a SLURM"
+    ):
+        fine_tuning.launcher(load_scale("paper_math"), {})
+    monkeypatch.setattr(fine_tuning, "job_hosts", lambda environment: ["n1", "n2", "n3", "n4"])
+    words = fine_tuning.launcher(load_scale("paper_math"), {"SLURM_JOB_ID": "1"})
+    assert words[0] == "srun" and words[words.index("--nodes") + 1] == "4"
+    started = words[words.index(sys.executable) :]
+    assert started[:3] == torchrun and started[started.index("--nnodes") + 1] == "4"
+    assert started[started.index("--nproc-per-node") + 1] == "8"
+    assert started[started.index("--rdzv-endpoint") + 1] == "n1:29400"
+
+
+def test_value_pretraining_is_a_run_of_critic_only_steps(capsys: pytest.CaptureFixture[str]) -> None:
+    """Regenerate: python -m sao.openrlhf.values --scale paper_math --task math"""
+    assert values.main(["--scale", "paper_math", "--task", "math"]) == 0
+    printed = capsys.readouterr().out
+    assert printed == (GOLDEN / "paper_math_values.txt").read_text()
+    words = shlex.split(printed.replace("\\\n", " "))
+    started_from = words[words.index("--critic.model_name_or_path") + 1]
+    assert started_from == "results/paper_math/prepare/math/warm_start/policy"
+    assert values.main(["--scale", "paper_swe", "--task", "swe"]) == 0
+    assert "--critic.model_name_or_path Qwen/Qwen3-30B-A3B-Thinking-2507" in capsys.readouterr().out
+    assert values.main(["--scale", "paper_swe", "--task", "maths"]) == 2
+    assert "paper_swe.yaml: tasks: no task maths" in capsys.readouterr().err
+
+
+def test_value_pretraining_has_the_scales_steps_and_rate_decaying_to_the_last() -> None:
+    run = value_pretraining_run(load_scale("paper_swe"), "swe", "attention", 0)
+    assert (run.metrics_lines, run.critic_only_steps, run.training.batch_trajectories) == (50, 50, 128)
+    assert run.task.name == "swe" and run.preparation_steps == ()
+    rates = [critic_learning_rate(run, step) for step in (-50, -25, -1)]
+    assert rates == pytest.approx([5e-6, 2.5e-6, 1e-7])
+    assert run.critic.updates_per_batch == 1 and not run.critic.pretrained
+    fine_tuned = value_pretraining_run(load_scale("paper_math"), "math", "none", 0)
+    assert fine_tuned.preparation_steps == ("warm_start",) and fine_tuned.critic.frozen == "none"
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"epochs": 2}, r"value_pretraining\.epochs: 2, but a released model trains"),
+        ({"rollouts": 100}, r"value_pretraining\.rollouts: 100 is no multiple of batch_trajectories 128"),
+    ],
+)
+def test_value_pretraining_that_does_not_divide_is_refused(setting: dict[str, int], message: str) -> None:
+    given = load_scale("paper_swe").model_dump()
+    given["value_pretraining"] |= setting
+    with pytest.raises(ValueError, match=message):
+        Scale.model_validate(given)
+
+
+def test_values_without_the_fine_tuned_policy_say_what_is_missing(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "check_versions", lambda: None)
+    words = ["values", "--scale", "paper_math", "--task", "math", "--results", str(tmp_path)]
+    assert prepare.main(words) == 2
+    assert "warm_start: is missing or unfinished; make it with" in capsys.readouterr().err
+    place = tmp_path / "paper_math/prepare/math/values_attention_run"
+    spec = json.loads((place / "spec.json").read_text())
+    settings = spec["config"] | {"checkpoint_interval": 7}
+    (place / "spec.json").write_text(json.dumps(spec | {"config": settings, "digest": digest_of(settings)}))
+    assert prepare.main(words) == 2
+    assert "values_attention_run: was begun with other settings; move it away" in capsys.readouterr().err

@@ -141,6 +141,19 @@ def test_a_model_must_lie_here_with_the_stated_dimensions(
     assert "is damaged" in preflight.model_finding(damaged).found
 
 
+def test_traces_of_a_fine_tuned_model_are_looked_for(tmp_path: Path) -> None:
+    scale = load_scale("paper_math")
+    found = preflight.traces_finding(scale.sft, scale.model.path, tmp_path)
+    assert found.missing and "python -m evaluation.math.sft_traces" in found.mend
+    file = tmp_path / "data" / "sft_prompts_traces.jsonl"
+    file.parent.mkdir()
+    file.write_text("{}\n")
+    assert not preflight.traces_finding(scale.sft, scale.model.path, tmp_path).missing
+    for name, expected in (("paper_math", True), ("paper_swe", False)):
+        subjects = [found.subject for found in preflight.findings(load_scale(name), tmp_path, 0.0)]
+        assert ("traces" in subjects) == expected
+
+
 def test_disk_is_compared_with_what_the_runs_need(tmp_path: Path) -> None:
     assert not preflight.disk_finding(tmp_path / "results", 1.0).missing
     found = preflight.disk_finding(tmp_path / "results", 1e18)

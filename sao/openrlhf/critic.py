@@ -18,6 +18,7 @@ from openrlhf.trainer.ray import ppo_critic
 from openrlhf.utils import utils
 from openrlhf.utils.loss_utils import get_loss_batch_info
 from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoModel
 from transformers.integrations.deepspeed import HfDeepSpeedConfig
@@ -226,6 +227,17 @@ class CriticActor(ppo_critic.CriticModelActor.__ray_metadata__.modified_class):
         """Trains on the replay buffer at this rate; returns what `CriticTrainer.ppo_train` returns."""
         self.trainer.learning_rate = learning_rate
         return super().fit()
+
+    def export(self, folder: Path) -> None:
+        """Writes the value model as the local engine does, from rank 0; all ranks must call it."""
+        first, tensors = self.strategy.is_rank_0(), {}
+        for name, parameter in self.critic.module.named_parameters():
+            with deepspeed.zero.GatheredParameters([parameter], enabled=self.strategy.stage == 3):
+                if first:
+                    tensors[name] = parameter.detach().cpu().clone()
+        if first:
+            folder.mkdir(parents=True, exist_ok=True)
+            save_file(tensors, folder / VALUE_MODEL_FILE)
 
     def save_state(self, folder: Path) -> None:
         """Writes this rank's part of weights and optimizer below `folder`, as OpenRLHF will look for it."""

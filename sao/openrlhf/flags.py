@@ -356,6 +356,8 @@ def planned_places(run: RunConfig, results: str = "results") -> Places:
     prepared = f"{results}/{run.scale}/prepare/{run.task.name}"
     released = run.model.path if run.sft is None else None
     folder = f"{results}/{run.scale}/runs/{run.row}/seed{run.seed}"
+    if run.pretrains_values:
+        folder = f"{prepared}/{run.row}_run"
     return Places(
         policy=released or f"{prepared}/warm_start/policy",
         prompts=f"{folder}/prompts.jsonl",

@@ -25,7 +25,7 @@ from sao.openrlhf.checkpoint import load_controller, save_controller
 from sao.openrlhf.experience import ExperienceMaker
 from sao.openrlhf.processes import get_or_raise_cause, processor_seconds, reason_of
 from sao.openrlhf.rollout import HeldOut, RolloutStream
-from sao.openrlhf.settings import RunSettings
+from sao.openrlhf.settings import VALUES_FOLDER, RunSettings
 from sao.openrlhf.strategy import Strategy
 from sao.runlog import RunDirectory, RunFailure
 from sao.runlog_files import writing
@@ -119,6 +119,8 @@ class TrainingRun(ppo_trainer.BasePPOTrainer):
         seconds = time.monotonic() - began
         self.totals["sampler_tokens"] += taken.counters.sampled_tokens
         record = metrics_line(self.run, record, taken, step, version, seconds, self._elapsed())
+        if self.run.pretrains_values and self.step == 0:  # before the line with which the run is complete
+            self._export(self.critic_model_group, self.directory.path / VALUES_FOLDER)
         self.directory.log_schedule(list(schedule_lines(taken, step, update_ticks)))
         self.directory.log_dropped(dropped_lines(taken, step))
         self.directory.log_metrics(record)
@@ -127,9 +129,13 @@ class TrainingRun(ppo_trainer.BasePPOTrainer):
             logger.log_train(step, numbers)
         if self.step in self.run.evaluation.steps:
             self._evaluate()
-        interval, updates = self.run.checkpoint_interval, self.run.training.updates
-        if self.step > 0 and self.step % interval == 0 and self.step < updates:
+        if self._checkpoint_is_due():
             self._checkpoint(taken.state)
+
+    def _checkpoint_is_due(self) -> bool:
+        if self.step % self.run.checkpoint_interval or self.step >= self.run.training.updates:
+            return False
+        return self.step > 0 or self.run.pretrains_values
 
     def _synchronise(self) -> None:
         """Gives the engines the policy's weights, in the middle of trajectories."""
@@ -163,7 +169,8 @@ class TrainingRun(ppo_trainer.BasePPOTrainer):
         totals, running_mean = self._elapsed(), self.experience_maker.running_mean
 
         def write(folder: Path) -> None:
-            groups = [group for group in (self.actor_model_group, self.critic_model_group) if group]
+            policy = None if self.run.pretrains_values else self.actor_model_group  # which stays as it was
+            groups = [group for group in (policy, self.critic_model_group) if group]
             for group in groups:
                 get_or_raise_cause(group.async_run_method(method_name="save_state", folder=folder))
             save_controller(folder, stream_state, running_mean and running_mean.state_dict(), totals)
@@ -179,7 +186,7 @@ class TrainingRun(ppo_trainer.BasePPOTrainer):
         shown = shown[:LOGGED_TRAJECTORIES]
         if shown:
             self.directory.log_trajectories(self._trajectory_lines(shown, step))
-        self._export(self.directory.weights_path(step))
+        self._export(self.actor_model_group, self.directory.weights_path(step))
         # Last, because a run with all its evaluations counts as complete.
         self.directory.log_evaluations(evaluation_lines(sampled, self.run, step))
 
@@ -188,13 +195,11 @@ class TrainingRun(ppo_trainer.BasePPOTrainer):
         per_token = self.experience_maker.inspect(trajectories)
         return trajectory_lines(trajectories, per_token, self.environment.vocabulary, step)
 
-    def _export(self, folder: Path) -> None:
+    def _export(self, group: Any, folder: Path) -> None:
         temporary = folder.with_name(f".{folder.name}.tmp")
         with writing(folder):
             folder.parent.mkdir(exist_ok=True)
-            get_or_raise_cause(
-                self.actor_model_group.async_run_method(method_name="export", folder=temporary)
-            )
+            get_or_raise_cause(group.async_run_method(method_name="export", folder=temporary))
             shutil.rmtree(folder, ignore_errors=True)  # of an attempt that was stopped behind it
             temporary.rename(folder)
 

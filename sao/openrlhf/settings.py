@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+VALUES_FOLDER = "values"  # below the directory of a value pretraining: the value model that it makes
+
 
 @dataclass(frozen=True)
 class RunSettings:

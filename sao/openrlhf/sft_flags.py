@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sao.config import ConfigError, Scale, load_scale
+from sao.config_cluster import FineTuning
 from sao.config_files import file_of, shown
 from sao.openrlhf.flags import command_text, words_of
 from sao.runlog import RunError
@@ -27,10 +28,10 @@ def sft_words(scale: Scale, results: str = "results") -> list[str]:
         raise ConfigError(
             f"{shown(file_of('scales', scale.name))}: sft: the scale fine-tunes no released model"
         )
-    folder = f"{results}/{scale.name}/prepare/{scale.tasks.reasoning.name}/warm_start"
+    folder = checkpoints_folder(scale, results).parent
     table: list[tuple[str, Any]] = [
         ("--model.model_name_or_path", scale.model.path),
-        ("--data.dataset", f"{results}/data/{settings.data}_traces.jsonl"),
+        ("--data.dataset", traces_file(settings, results)),
         ("--data.input_key", "messages"),
         ("--data.multiturn", True),
         ("--data.apply_chat_template", True),
@@ -54,13 +55,33 @@ def sft_words(scale: Scale, results: str = "results") -> list[str]:
         ("--ds.adam_offload", engine.offload_optimizer),
         ("--ds.packing_samples", engine.packing),
         ("--ds.ring_attn_size", engine.ring_attention),
-        ("--ckpt.path", f"{folder}/checkpoints"),
+        ("--ckpt.path", checkpoints_folder(scale, results)),
         ("--ckpt.output_dir", f"{folder}/policy"),
         ("--ckpt.save_steps", scale.checkpoint_interval),
         ("--ckpt.max_num", 2),
         ("--ckpt.load_enable", True),
     ]
     return [word for name, value in table for word in words_of(name, value)]
+
+
+def traces_file(settings: FineTuning, results: str) -> Path:
+    """The traces that a scale fine-tunes on."""
+    return Path(results) / "data" / f"{settings.data}_traces.jsonl"
+
+
+def how_to_make_traces(settings: FineTuning, model: str, results: str) -> str:
+    """What makes the file of traces, in words; `model` is the one that is fine-tuned."""
+    return (
+        f"have {settings.teacher} solve the problems of {settings.data} ({settings.samples_per_problem} "
+        "times each), and keep what is right with: python -m evaluation.math.sft_traces TRACES "
+        f"--tokenizer {model} --out {traces_file(settings, results)}"
+    )
+
+
+def checkpoints_folder(scale: Scale, results: str) -> Path:
+    """Where fine-tuning keeps its checkpoints; only for scales with a task of the domain reasoning."""
+    assert scale.tasks.reasoning is not None
+    return Path(results) / scale.name / "prepare" / scale.tasks.reasoning.name / "warm_start" / "checkpoints"
 
 
 def main(arguments: list[str] | None = None) -> int:

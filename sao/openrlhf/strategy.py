@@ -37,10 +37,16 @@ class Strategy(DeepspeedStrategy):
         engine.backward(loss)
 
 
-def make_strategy(arguments: Any) -> Strategy:
+class FineTuningStrategy(Strategy):
+    """The same for OpenRLHF's fine-tuning, whose micro-batches are all of one size."""
+
+    backward = DeepspeedStrategy.backward
+
+
+def make_strategy(arguments: Any, kind: type[Strategy] = Strategy) -> Strategy:
     """OpenRLHF's strategy from its checked arguments, with what this machine needs."""
     cpu.set_attention(arguments)
-    return Strategy(
+    return kind(
         seed=arguments.train.seed,
         full_determinism=arguments.train.full_determinism_enable,
         micro_train_batch_size=arguments.train.micro_batch_size,
@@ -48,6 +54,11 @@ def make_strategy(arguments: Any) -> Strategy:
         zero_stage=arguments.ds.zero_stage,
         args=arguments,
     )
+
+
+def make_fine_tuning_strategy(arguments: Any) -> Strategy:
+    """The strategy of OpenRLHF's fine-tuning command."""
+    return make_strategy(arguments, FineTuningStrategy)
 
 
 def loss_normalizer(loss_batch_info: dict[str, Any]) -> Tensor:

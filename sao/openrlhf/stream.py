@@ -109,7 +109,7 @@ class Stream:
                 self.prompts_started += 1
                 self.next_group += 1
             instance, group = self.waiting.to_start.popleft()
-            progress = min(self.version / self.run.training.updates, 1.0)
+            progress = min(self.version / max(self.run.training.updates, 1), 1.0)
             request = Request(instance, group, self.next_index, self.free_slots.pop(), now, progress)
             self.next_index += 1
             self.running[request.index] = request

@@ -80,6 +80,13 @@ def test_golden_fine_tuning_passes_parser_and_validation(monkeypatch: Any, capsy
     assert (found.train.max_epochs, found.data.max_len, found.ds.ring_attn_size) == (3, 131_072, 8)
 
 
+def test_golden_value_pretraining_passes_parser_and_validation(parse: Any, capsys: Any) -> None:
+    words = shlex.split((FOLDER / "paper_math_values.txt").read_text().replace("\\\n", " "))
+    found = parse(words[3:])
+    assert "[Warning]" not in capsys.readouterr().out
+    assert found.critic.freezing_steps == 49 and found.critic.adam.lr == 5e-6
+
+
 @pytest.mark.parametrize("scale", ["openrlhf_smoke", "openrlhf_smoke_two_ranks", "gpu_openrlhf"])
 def test_every_row_of_the_small_scales_passes(scale: str, parse: Any) -> None:
     for row in load_scale(scale).rows():
