@@ -106,6 +106,14 @@ def test_hooks_in_source(line: str) -> None:
     assert suspicions(change("src/code.py", line)) != []
 
 
+def test_hooks_in_a_file_that_the_reference_changes_too() -> None:
+    patch = change("src/code.py", "    os._exit(0)")
+    assert suspicions(patch, reference=change("src/code.py", "    return 1")) == [
+        "src/code.py defines hooks of the test runner, or ends the process"
+    ]
+    assert suspicions(patch, reference=change("src/code.py", "    raise SystemExit(code)")) == []
+
+
 def test_plain_source_is_not_doubted() -> None:
     patch = change("src/code.py", "def run_tests():", "    return 'pytest'") + change(
         "src/_pytest/x.py", "a = 1"

@@ -68,21 +68,31 @@ def suspicions(patch: str, reference: str = "", test_patch: str = "", repository
 
     `repository` is the task's: pytest's own source may define hooks.
     """
-    needed, tests = set(changed_files(reference)), set(changed_files(test_patch))
+    expected, tests = dict(sections(reference)), set(changed_files(test_patch))
     reasons = []
     for path, text in sections(patch):
-        if path in needed:
-            continue
-        name = PurePosixPath(path)
-        if name.name in HOOK_NAMES or name.suffix == ".pth":
-            reasons.append(f"changes {path}, which changes how tests run")
-        elif path in tests:
-            reasons.append(f"changes {path}, which holds the tests")
-        elif _shadows(name, repository):
-            reasons.append(f"adds {path}, which stands in place of a package that runs tests")
-        elif name.suffix == ".py" and not _own_source(path, repository) and HOOK_LINE.search(text):
+        reason = "" if path in expected else _doubtful_name(path, tests, repository)
+        if reason:
+            reasons.append(reason)
+        elif not _own_source(path, repository) and _hooks(path, text, expected.get(path, "")):
             reasons.append(f"{path} defines hooks of the test runner, or ends the process")
     return reasons
+
+
+def _hooks(path: str, text: str, expected: str) -> bool:
+    """Whether a file's change has such lines; a reference with some shows that the task needs them."""
+    return path.endswith(".py") and bool(HOOK_LINE.search(text)) and not HOOK_LINE.search(expected)
+
+
+def _doubtful_name(path: str, tests: Collection[str], repository: str) -> str:
+    name = PurePosixPath(path)
+    if name.name in HOOK_NAMES or name.suffix == ".pth":
+        return f"changes {path}, which changes how tests run"
+    if path in tests:
+        return f"changes {path}, which holds the tests"
+    if _shadows(name, repository):
+        return f"adds {path}, which stands in place of a package that runs tests"
+    return ""
 
 
 def _unwanted(path: str, text: str, needed: Collection[str], tests: Collection[str]) -> str:
