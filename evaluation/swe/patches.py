@@ -26,8 +26,17 @@ HOOK_NAMES = {
 }
 SHADOWED = {"pytest", "_pytest", "pluggy", "unittest", "coverage", "pytest_cov", "xdist"}
 HOOK_LINE = re.compile(
-    r"^\+.*(\bdef pytest_\w+|\bpytest_plugins\b|hookimpl|\b_exit\(|SystemExit)", re.MULTILINE
+    r"^\+.*(\bdef pytest_\w+|\bpytest_plugins\b|hookimpl|\b_exit\(|SystemExit"
+    r"|\bfrom\s+(_pytest|pluggy)\b|\bimport\b.*\b(_pytest|pluggy)\b"
+    r"|\bos\.(abort|kill|killpg)\b|\bfrom\s+os\s+import\b.*\b(abort|kill|killpg)\b)",
+    re.MULTILINE,
 )
+RUNNERS = {
+    "django/django": ("django/test/", "tests/runtests.py"),
+    "sympy/sympy": ("sympy/testing/", "sympy/utilities/runtests.py", "bin/test"),
+    "astropy/astropy": ("astropy/tests/",),
+}
+"""What runs a repository's tests and lies in it: files, or folders with a slash at the end."""
 SECTION = re.compile(r"^diff --git ", re.MULTILINE)
 BINARY = re.compile(r"^(GIT binary patch|Binary files .* differ)$", re.MULTILINE)
 
@@ -92,6 +101,8 @@ def _doubtful_name(path: str, tests: Collection[str], repository: str) -> str:
         return f"changes {path}, which holds the tests"
     if _shadows(name, repository):
         return f"adds {path}, which stands in place of a package that runs tests"
+    if _runs_tests(path, repository):
+        return f"changes {path}, which runs the tests of {repository}"
     return ""
 
 
@@ -108,6 +119,11 @@ def _unwanted(path: str, text: str, needed: Collection[str], tests: Collection[s
 def _shadows(path: PurePosixPath, repository: str) -> bool:
     top = path.parts[0].removesuffix(".py")
     return top in SHADOWED and top != repository.split("/")[-1]
+
+
+def _runs_tests(path: str, repository: str) -> bool:
+    runners = RUNNERS.get(repository, ())
+    return any(path.startswith(runner) if runner.endswith("/") else path == runner for runner in runners)
 
 
 def _own_source(path: str, repository: str) -> bool:
