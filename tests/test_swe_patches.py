@@ -100,10 +100,48 @@ def test_packages_in_place_of_the_test_runner(path: str) -> None:
         "pytest_plugins = ['x']",
         "    os._exit(0)",
         "raise SystemExit(0)",
+        "from _pytest.reports import TestReport",
+        "    import sys, pluggy",
+        "    os.kill(os.getpid(), 9)",
+        "os.abort()",
+        "from os import abort",
     ],
 )
 def test_hooks_in_source(line: str) -> None:
     assert suspicions(change("src/code.py", line)) != []
+
+
+def test_hooks_in_a_file_that_the_reference_changes_too() -> None:
+    patch = change("src/code.py", "    os._exit(0)")
+    assert suspicions(patch, reference=change("src/code.py", "    return 1")) == [
+        "src/code.py defines hooks of the test runner, or ends the process"
+    ]
+    assert suspicions(patch, reference=change("src/code.py", "    raise SystemExit(code)")) == []
+
+
+@pytest.mark.parametrize(
+    ("repository", "path"),
+    [
+        ("django/django", "django/test/runner.py"),
+        ("django/django", "tests/runtests.py"),
+        ("sympy/sympy", "sympy/testing/runtests.py"),
+        ("sympy/sympy", "sympy/utilities/runtests.py"),
+        ("sympy/sympy", "bin/test"),
+        ("astropy/astropy", "astropy/tests/runner.py"),
+    ],
+)
+def test_test_runners_of_repositories(repository: str, path: str) -> None:
+    patch = change(path, "x")
+    assert suspicions(patch, repository=repository) == [
+        f"changes {path}, which runs the tests of {repository}"
+    ]
+    assert suspicions(patch, repository="other/project") == []
+    assert suspicions(patch, reference=change(path, "y"), repository=repository) == []
+
+
+def test_names_like_a_runners_are_not_doubted() -> None:
+    patch = change("bin/test_data", "x") + change("sympy/core/kill.py", "skill(1)")
+    assert suspicions(patch, repository="sympy/sympy") == []
 
 
 def test_plain_source_is_not_doubted() -> None:

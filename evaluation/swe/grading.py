@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from swebench.harness import run_evaluation
-from swebench.harness.constants import LOG_TEST_OUTPUT, RUN_EVALUATION_LOG_DIR
+from swebench.harness.constants import LOG_REPORT, LOG_TEST_OUTPUT, RUN_EVALUATION_LOG_DIR
 from swebench.harness.reporting import make_run_report
 
 from evaluation.swe.bubblewrap_backend import BubblewrapClient
 from evaluation.swe.outcomes import INFRASTRUCTURE_ERROR
 from evaluation.swe.sandbox import remove
 from evaluation.swe.tasks import Task, write_tasks
-from evaluation.swe.verdicts import Verdict, verdict_of
+from evaluation.swe.verdicts import Verdict, settled, verdict_of
 from sao.runlog_files import write_atomic
 
 BACKENDS = ("docker", "bubblewrap")
@@ -31,7 +31,10 @@ ROUNDS = 2  # tasks with an infrastructure error are tried once more
 
 @dataclass(frozen=True)
 class Grading:
-    """How to grade: `folder` takes the logs; `images` holds the tasks' files for backend bubblewrap."""
+    """How to grade: `folder` takes the logs; `images` holds the tasks' files for backend bubblewrap.
+
+    In `training` no words in a log make an attempt one that is sampled again.
+    """
 
     folder: Path
     model: str
@@ -39,6 +42,7 @@ class Grading:
     images: Path = Path("images")
     workers: int = 4
     timeout: int = 1800
+    training: bool = False
 
     def run_id(self, patches: Mapping[str, str]) -> str:
         """Name of the harness's run: other patches, or another backend, have another name."""
@@ -62,9 +66,11 @@ def grade(grading: Grading, tasks: Sequence[Task], patches: Mapping[str, str]) -
         due = [task for task in known if verdicts[task.instance_id].outcome == INFRASTRUCTURE_ERROR]
         if not due:
             break
+        for task in due:
+            _forget(grading.logs(patches, task.instance_id))
         _run_harness(grading, known, patches, due)
         verdicts |= read_verdicts(grading, due, patches)
-    return verdicts
+    return _settled(grading, known, patches, verdicts)
 
 
 def regrade(grading: Grading, tasks: Sequence[Task], patches: Mapping[str, str]) -> dict[str, Verdict]:
@@ -73,7 +79,7 @@ def regrade(grading: Grading, tasks: Sequence[Task], patches: Mapping[str, str])
     logged = [task for task in known if (grading.logs(patches, task.instance_id) / LOG_TEST_OUTPUT).exists()]
     if logged:
         _run_harness(grading, known, patches, logged, from_logs=True)
-    return read_verdicts(grading, known, patches)
+    return _settled(grading, known, patches, read_verdicts(grading, known, patches))
 
 
 def read_verdicts(grading: Grading, tasks: Sequence[Task], patches: Mapping[str, str]) -> dict[str, Verdict]:
@@ -81,6 +87,22 @@ def read_verdicts(grading: Grading, tasks: Sequence[Task], patches: Mapping[str,
     return {
         task.instance_id: verdict_of(task, patches[task.instance_id], grading.logs(patches, task.instance_id))
         for task in tasks
+    }
+
+
+def _forget(logs: Path) -> None:
+    """Delete a task's report and output: the harness skips what has a report, also one of a failure."""
+    for name in (LOG_REPORT, LOG_TEST_OUTPUT):
+        (logs / name).unlink(missing_ok=True)
+
+
+def _settled(
+    grading: Grading, tasks: Sequence[Task], patches: Mapping[str, str], verdicts: Mapping[str, Verdict]
+) -> dict[str, Verdict]:
+    names = {task.instance_id: task for task in tasks}
+    return {
+        name: settled(verdict, names[name], grading.logs(patches, name), grading.training)
+        for name, verdict in verdicts.items()
     }
 
 

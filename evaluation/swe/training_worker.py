@@ -74,6 +74,7 @@ def _attempt(settings: dict[str, str], asked: dict[str, Any], folder: Path) -> d
         images,
         workers=1,
         timeout=int(settings["test_seconds"]),
+        training=True,
     )
     name = task.instance_id
     verdict = grade(grading, [task], {name: played.handed_in.patch})[name]

@@ -101,6 +101,21 @@ def verdict_of(task: Task, patch: str, logs: Path) -> Verdict:
     return Verdict(SUSPECT if reasons else RESOLVED, reasons, tests)
 
 
+def settled(verdict: Verdict, task: Task, logs: Path, training: bool = False) -> Verdict:
+    """The verdict once nothing is tried again.
+
+    The harness tells an infrastructure failure by words in the output of the tests ("Cannot allocate
+    memory"), which a patch can print. So it is tests_fail where the tests ran to their end, and in training
+    always: else a policy could have its failures sampled again.
+    """
+    report = _report(logs / LOG_REPORT, task.instance_id) or {}
+    if verdict.outcome != INFRASTRUCTURE_ERROR or not report.get("infra_failure"):
+        return verdict
+    if training or END_TEST_OUTPUT in _text(logs / LOG_TEST_OUTPUT):
+        return Verdict(TESTS_FAIL, [f"the harness sees in the log: {reason}" for reason in verdict.reasons])
+    return verdict
+
+
 def log_suspicions(log: str, parser: str) -> list[str]:
     """Reasons to doubt the log of a task that passed."""
     log = COLOURS.sub("", log)

@@ -7,6 +7,7 @@ and its tools run there. So the model's address must be one that the workspace r
 import json
 import os
 import secrets
+import shlex
 import shutil
 import socket
 import subprocess
@@ -22,6 +23,7 @@ from urllib.parse import urlsplit
 import httpx
 from openhands.sdk.workspace import RemoteWorkspace
 
+from evaluation.swe.changes import change_script, checked_change
 from evaluation.swe.protocol import REPOSITORY
 from evaluation.swe.sandbox import Sandbox, SandboxError, end, image_folder, require_bubblewrap
 from evaluation.swe.tasks import Task
@@ -42,9 +44,6 @@ SERVER_SETTINGS = {
     "OH_PRELOAD_TOOLS": "false",
     "OH_EXTRA_PYTHON_PATH": SERVER_SIDE_INSIDE,
 }
-DIFF = (
-    "git -c core.fileMode=false -c core.quotePath=false diff --no-color --no-ext-diff --no-renames --cached"
-)
 
 
 class WorkspaceError(Exception):
@@ -211,10 +210,15 @@ class LocalFolder:
     def change(self, base_commit: str) -> str:
         """Read in a sandbox of its own, so that it works whatever the agent left running."""
         self._stop()
-        script = f"git add --all && {DIFF} {base_commit}"
         self.sandbox.network = False
-        status, output = self.sandbox.run(["bash", "-c", script], REPOSITORY, COMMAND_SECONDS)
-        return output.decode(errors="replace") if status == 0 else ""
+        words = ["bash", "-c", change_script(base_commit)]
+        try:
+            status, output = self.sandbox.run(words, "/", COMMAND_SECONDS)
+        except SandboxError as error:
+            raise EnvironmentFailure(f"the change cannot be read: {error}") from error
+        except subprocess.TimeoutExpired as error:
+            raise EnvironmentFailure("git did not end in time") from error
+        return checked_change(status, output.decode(errors="replace"))
 
     def close(self) -> None:
         self._stop()
@@ -266,14 +270,16 @@ class ServerWorkspace:
         return ""
 
     def change(self, base_commit: str) -> str:
-        command = f"cd {REPOSITORY} && git add --all && {DIFF} {base_commit}"
+        # A shell of its own: the script ends it, and the server's may go on.
+        command = f"bash -c {shlex.quote(change_script(base_commit))}"
         try:
             result = self.remote.execute_command(command, timeout=COMMAND_SECONDS)
         except httpx.HTTPError as error:
             raise EnvironmentFailure(f"the agent server does not answer: {error}") from error
         if result.timeout_occurred:
             raise EnvironmentFailure("git did not end in time")
-        return result.stdout if result.exit_code == 0 else ""
+        failed = result.exit_code != 0
+        return checked_change(result.exit_code, result.stdout + (result.stderr if failed else ""))
 
     def close(self) -> None:
         cleanup = getattr(self.remote, "cleanup", None)

@@ -83,6 +83,45 @@ def test_missing_image_is_an_infrastructure_error(built: tuple[Path, list[Task]]
     assert verdict.outcome == "infrastructure_error"
 
 
+@pytest.mark.parametrize(
+    ("output", "training", "outcome"),
+    [
+        ("Cannot allocate memory\n>>>>> End Test Output\n", False, "tests_fail"),
+        ("Cannot allocate memory\n", False, "infrastructure_error"),
+        ("Cannot allocate memory\n", True, "tests_fail"),
+    ],
+)
+def test_a_failure_that_the_log_tells_is_tried_again_and_then_settled(
+    built: tuple[Path, list[Task]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    output: str,
+    training: bool,
+    outcome: str,
+) -> None:
+    """The harness is replaced by one that, like it, runs nothing that has a report."""
+    task = built[1][0]
+    patches = {task.instance_id: task.row["patch"]}
+    chosen = Grading(tmp_path, "m", "bubblewrap", training=training)
+    logs = chosen.logs(patches, task.instance_id)
+    runs = []
+
+    def harness(*_: Any, **__: Any) -> None:
+        if (logs / "report.json").exists():
+            return
+        runs.append(1)
+        logs.mkdir(parents=True, exist_ok=True)
+        report = {"resolved": False, "infra_failure": True, "infra_failure_reason": "out_of_memory"}
+        (logs / "report.json").write_text(json.dumps({task.instance_id: report}))
+        (logs / "test_output.txt").write_text(output)
+
+    monkeypatch.setattr("evaluation.swe.grading._run_harness", harness)
+    for tries in (2, 4):  # a second command tries again too
+        verdict = grade(chosen, [task], patches)[task.instance_id]
+        assert (verdict.outcome, len(runs)) == (outcome, tries)
+        assert "out_of_memory" in verdict.reasons[0]
+
+
 def test_other_patches_have_another_run(grading: Grading) -> None:
     assert grading.run_id({"a": "x"}) != grading.run_id({"a": "y"})
     assert grading.run_id({"a": "x", "b": "y"}) == grading.run_id({"b": "y", "a": "x"})

@@ -1,0 +1,45 @@
+"""Workspaces that cannot tell the agent's change say so, and give no empty patch."""
+
+import subprocess
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from evaluation.swe.sandbox import SandboxError
+from evaluation.swe.workspaces import LocalFolder, ServerWorkspace
+from sao.environments.base import EnvironmentFailure
+
+
+class Sandbox:
+    """Gives or raises what it was told to."""
+
+    network = True
+
+    def __init__(self, result: Any) -> None:
+        self.result = result
+
+    def run(self, *_: Any) -> tuple[int, bytes]:
+        if isinstance(self.result, Exception):
+            raise self.result
+        return self.result
+
+
+@pytest.mark.parametrize(
+    "result",
+    [(128, b"fatal: not a git repository"), SandboxError("bwrap: no"), subprocess.TimeoutExpired("git", 1)],
+)
+def test_a_folder_whose_git_fails(result: Any) -> None:
+    workspace = object.__new__(LocalFolder)
+    workspace.sandbox = Sandbox(result)  # type: ignore[assignment]
+    with pytest.raises(EnvironmentFailure):
+        workspace.change("HEAD")
+    workspace.sandbox = Sandbox((0, b""))  # type: ignore[assignment]
+    assert workspace.change("HEAD") == ""
+
+
+def test_a_server_whose_git_fails() -> None:
+    result = SimpleNamespace(timeout_occurred=False, exit_code=128, stdout="fatal: bad object", stderr="")
+    workspace = ServerWorkspace(SimpleNamespace(execute_command=lambda *_, **__: result))  # type: ignore[arg-type]
+    with pytest.raises(EnvironmentFailure, match="bad object"):
+        workspace.change("HEAD")
