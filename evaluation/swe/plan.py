@@ -25,6 +25,7 @@ from evaluation.swe.tiny_tasks import build_tiny_tasks
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 WORKSPACES = ("docker", "apptainer", "remote", "local")
 TINY = "swe_tiny"
+VERIFIED = "swe_bench_verified"
 TASKS = "tasks"  # folder below an evaluation's
 
 
@@ -164,7 +165,7 @@ def _tasks(options: argparse.Namespace) -> list[Task]:
         if _made_here(options):
             with tempfile.TemporaryDirectory() as folder:
                 return build_tiny_tasks(Path(folder))
-        return load_tasks(options.tasks)
+        return load_tasks(options.tasks, complete=options.benchmark == VERIFIED)
     except (TaskError, OSError) as error:
         raise PlanError(str(error)) from error
 
