@@ -11,7 +11,7 @@ import pyarrow.parquet
 import pytest
 
 from evaluation.swe.contamination import compare, load_verified, same_commit
-from evaluation.swe.datasets import SOURCES, convert, files_of, main
+from evaluation.swe.datasets import SOURCES, convert, files_of, main, read_rows
 from evaluation.swe.tasks import TaskError
 
 PATCH = """\
@@ -33,6 +33,7 @@ diff --git a/tests/test_calc.py b/tests/test_calc.py
 +    assert add(1, 2) == 3
 """
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+FIXED = "89abcdef0123456789abcdef0123456789abcdef"
 PLAIN: dict[str, Any] = {
     "instance_id": "Owner__calc-7",
     "repo": "owner/calc",
@@ -66,7 +67,8 @@ ROWS: dict[str, dict[str, Any]] = {
     },
     "r2e_gym": {
         "repo_name": "calc",
-        "commit_hash": COMMIT,
+        "commit_hash": FIXED,
+        "parsed_commit_content": json.dumps({"old_commit_hash": f"{FIXED}^", "new_commit_hash": FIXED}),
         "docker_image": "r2e/calc:0123",
         "problem_statement": "add() subtracts",
         "expected_output_json": json.dumps({"TestCalc.test_add": "PASSED", "test_bad": "FAILED"}),
@@ -132,9 +134,22 @@ def test_summaries_of_r2e_images_get_the_names_of_their_rows() -> None:
     assert done.stdout == "PASSED TestCalc.test_add\nnote: a.py::b\n"
 
 
+def test_tasks_of_r2e_start_before_the_commit_that_mends_them() -> None:
+    row = converted("r2e_gym")
+    assert (row["base_commit"], row["instance_id"]) == (f"{FIXED}^", f"calc__{FIXED}")
+    assert converted("r2e_gym", parsed_commit_content={"old_commit_hash": COMMIT})["base_commit"] == COMMIT
+
+
+def test_other_ends_of_lines_are_text(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "one\u2028two"}\n{"text": "three"}\n')
+    assert read_rows(tmp_path / "a.jsonl") == [{"text": "one\u2028two"}, {"text": "three"}]
+
+
 @pytest.mark.parametrize(
     ("source", "changes", "said"),
     [
+        ("r2e_gym", {"parsed_commit_content": None}, "lacks parsed_commit_content"),
+        ("r2e_gym", {"parsed_commit_content": "{}"}, "lacks parsed_commit_content.old_commit_hash"),
         ("swe_gym", {"test_patch": ""}, "lacks test_patch"),
         ("swe_gym", {"FAIL_TO_PASS": []}, "has no test in FAIL_TO_PASS"),
         ("swe_rebench", {"install_config": None}, "lacks install_config"),

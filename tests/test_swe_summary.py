@@ -19,7 +19,14 @@ from evaluation.swe.outcomes import (
     TESTS_FAIL,
     UNGRADED,
 )
-from evaluation.swe.summary import COMPLETE, comparison_line, find_graded, main, summary_line
+from evaluation.swe.summary import (
+    COMPLETE,
+    comparison_line,
+    comparison_lines,
+    find_graded,
+    main,
+    summary_line,
+)
 
 IDS = [f"project__name-{number}" for number in range(500)]
 
@@ -50,10 +57,19 @@ def sample(name: str) -> dict[str, Any]:
     }
 
 
-def evaluate(root: Path, row: str, outcomes: dict[str, str], played: list[str] = IDS) -> Path:
+def evaluate(
+    root: Path,
+    row: str,
+    outcomes: dict[str, str],
+    played: list[str] = IDS,
+    backend: str = "docker",
+    protocol: dict[str, Any] | None = None,
+) -> Path:
     """An evaluation as runner and grader leave it; sealed where it is complete."""
     folder = root / row / "seed0" / "step400" / "swe_bench_verified"
-    with SampleStore(folder, specification(row)) as store:
+    spec = specification(row)
+    spec["protocol"] |= protocol or {}
+    with SampleStore(folder, spec) as store:
         for name in played:
             store.append(sample(name))
         scores = [
@@ -61,7 +77,7 @@ def evaluate(root: Path, row: str, outcomes: dict[str, str], played: list[str] =
             | {
                 "outcome": outcome,
                 "verdict": "right" if outcome == RESOLVED else "wrong",
-                "backend": "docker",
+                "backend": backend,
             }
             for name, outcome in outcomes.items()
         ]
@@ -117,6 +133,22 @@ def test_rows_that_resolve_the_same_tasks_do_not_differ(tmp_path: Path) -> None:
         evaluate(tmp_path, row, outcomes(range(10)))
     line = comparison_line(*find_graded(tmp_path))
     assert (line["difference"], line["se_paired"], line["p_value"]) == (0, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("changed", "compared"),
+    [
+        ({"backend": "bubblewrap"}, 0),
+        ({"protocol": {"keep_reasoning": False}}, 0),
+        ({"protocol": {"sandbox": "apptainer"}}, 1),
+    ],
+)
+def test_only_evaluations_played_and_graded_alike_are_compared(
+    tmp_path: Path, changed: dict[str, Any], compared: int
+) -> None:
+    evaluate(tmp_path, "sao_swe", outcomes(range(10)))
+    evaluate(tmp_path, "grpo_dis_swe", outcomes(range(10)), **changed)
+    assert len(comparison_lines(find_graded(tmp_path))) == compared
 
 
 def test_suspect_tasks_are_not_resolved(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 
 from evaluation.swe.patches import changed_files
@@ -41,6 +43,27 @@ def test_row_without_an_image_is_refused(tmp_path: Path) -> None:
     file.write_text(json.dumps(old) + "\n")
     with pytest.raises(TaskError, match=r"old\.jsonl: row 0 \(tiny__calendar-1\) lacks image, eval_script"):
         load_tasks(file)
+
+
+def test_training_rows_may_lack_reference_and_version(tmp_path: Path) -> None:
+    row = build_tiny_tasks(tmp_path)[0].row | {"version": "", "patch": "", "test_patch": ""}
+    file = tmp_path / "training.jsonl"
+    file.write_text(json.dumps(row) + "\n")
+    assert load_tasks(file, complete=False)[0].row == row
+    with pytest.raises(TaskError, match="lacks version, patch, test_patch"):
+        load_tasks(file)
+    file.write_text(json.dumps({name: value for name, value in row.items() if name != "patch"}) + "\n")
+    with pytest.raises(TaskError, match="lacks patch;"):
+        load_tasks(file, complete=False)
+
+
+def test_lists_in_parquet_and_other_ends_of_lines(tmp_path: Path) -> None:
+    row = build_tiny_tasks(tmp_path)[0].row
+    row |= {"FAIL_TO_PASS": ["a", "b"], "problem_statement": "one\u2028two"}
+    pyarrow.parquet.write_table(pa.Table.from_pylist([row]), tmp_path / "t.parquet")
+    (tmp_path / "t.jsonl").write_text(json.dumps(row, ensure_ascii=False) + "\n")
+    for name in ("t.parquet", "t.jsonl"):
+        assert [task.row for task in load_tasks(tmp_path / name)] == [row]
 
 
 def test_task_that_is_there_twice_is_refused(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from evaluation.endpoint import Endpoint
-from sao.config import RunConfig, resolve
+from sao.config import ConfigError, RunConfig, resolve
 from sao.critic import ValueModel
 from sao.environments.base import EnvironmentFailure, Instance
 from sao.local.model import build_policy
@@ -65,6 +65,28 @@ def test_batches_are_filled_in_the_order_of_finishing_and_never_wait_for_a_strag
         go_on.set()
         time.sleep(0.1)
         assert 0 in [trajectory.index for trajectory in collector.next_batch(0)]
+
+
+def test_nobody_waits_for_rollouts_that_are_not_wanted() -> None:
+    go_on = threading.Event()
+
+    def rollout(instance: Instance, index: int, group: int) -> Trajectory:
+        if index == 0:
+            go_on.wait(20)
+        return made(index, group)
+
+    with Collector(configured(), INSTANCES, rollout, concurrency=2) as collector:
+        collector.next_batch(0)
+        began = time.monotonic()
+    assert time.monotonic() - began < 10
+    go_on.set()
+
+
+def test_dynamic_sampling_is_refused() -> None:
+    run = configured()
+    run = run.model_copy(update={"sampling": run.sampling.model_copy(update={"dynamic_sampling": True})})
+    with pytest.raises(ConfigError, match=r"sampling\.dynamic_sampling"):
+        Collector(run, INSTANCES, lambda *_: made(0, 0), concurrency=1)
 
 
 def test_groups_stay_together() -> None:

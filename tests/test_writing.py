@@ -433,3 +433,9 @@ def test_run_without_an_address_is_refused_in_one_line(
     writing_environment.cache_clear()
     with pytest.raises(config.ConfigError, match="SAO_JUDGE_URL is not set"):
         make_environment(GENERATED)
+
+
+def test_a_request_may_hold_other_ends_of_lines(tmp_path: Path) -> None:
+    file = tmp_path / "requests.jsonl"
+    file.write_text('{"text": "one\u2028two"}\n{"text": "three"}\n', encoding="utf-8")
+    assert writing.read_requests(file) == ["one\u2028two", "three"]

@@ -23,6 +23,7 @@ from evaluation.swe.protocol import (
     CONTINUE,
     CONTINUES,
     INSTRUCTION,
+    KEEP_REASONING,
     MAX_TURNS,
     REPOSITORY,
     SAMPLING,
@@ -68,7 +69,7 @@ class Model:
     key: str = "none"
     timeout: int = 7200
     retries: int = 5
-    keep_reasoning: bool = False
+    keep_reasoning: bool = KEEP_REASONING
     extra_body: dict[str, Any] = field(default_factory=dict)
 
     def language_model(self) -> LLM:

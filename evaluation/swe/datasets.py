@@ -122,17 +122,24 @@ def r2e_gym(row: Row) -> Row:
     """R2E-Gym: the image holds repository and tests; the row says how each test ends once it is mended.
 
     A test's name there is its class and function without the file, to which the script brings pytest's
-    summary. All tests that shall pass count as FAIL_TO_PASS: the row does not say which passed before.
+    summary. `commit_hash` is the commit that mends the bug; the task starts at the one before it,
+    old_commit_hash, which may be an expression of git such as `<hash>^`. All tests that shall pass
+    count as FAIL_TO_PASS: the row does not say which passed before.
     """
     expected = row.get("expected_output_json")
     expected = json.loads(expected) if isinstance(expected, str) else expected
     if not isinstance(expected, dict) or not expected:
         raise TaskError("lacks expected_output_json")
-    repository, commit = _text(row, "repo_name"), _text(row, "commit_hash")
+    repository, fixed = _text(row, "repo_name"), _text(row, "commit_hash")
+    content = row.get("parsed_commit_content")
+    content = json.loads(content) if isinstance(content, str) else content
+    if not isinstance(content, dict):
+        raise TaskError("lacks parsed_commit_content")
+    commit = _text(content, "old_commit_hash", "parsed_commit_content.")
     passing = sorted(name for name, outcome in expected.items() if outcome == "PASSED")
     named = r"sed -E '/^(PASSED|FAILED|ERROR|XFAIL) /{s/ [^ :]*\.py::/ /;s/::/./g}'"
     return {
-        "instance_id": f"{repository}__{commit}",
+        "instance_id": f"{repository}__{fixed}",
         "repo": repository,
         "version": "",
         "base_commit": commit,
@@ -180,7 +187,7 @@ def read_rows(file: Path) -> list[Row]:
 
             return pyarrow.parquet.read_table(file).to_pylist()
         if file.suffix == ".jsonl":
-            rows = [json.loads(line) for line in file.read_text().splitlines() if line.strip()]
+            rows = [json.loads(line) for line in file.read_text().split("\n") if line.strip()]
             if all(isinstance(row, dict) for row in rows):
                 return rows
             raise ValueError("a line is no JSON object")

@@ -33,7 +33,7 @@ from evaluation.swe.outcomes import (
     OUTCOMES,
     RESOLVED,
 )
-from evaluation.swe.plan import TASKS
+from evaluation.swe.plan import TASKS, VERIFIED
 from evaluation.swe.protocol import TEST_SECONDS
 from evaluation.swe.report import PAGE, write_page
 from evaluation.swe.tasks import Task, TaskError, load_tasks
@@ -126,7 +126,7 @@ def _logged_backend(folder: Path) -> str:
 
 def _tasks(folder: Path, spec: dict[str, Any]) -> list[Task]:
     file = folder / TASKS / "tasks.jsonl"
-    tasks = load_tasks(file)
+    tasks = load_tasks(file, complete=spec["benchmark"] == VERIFIED)
     if [task.instance_id for task in tasks] != list(spec["samples"]):
         raise StoreError(f"{file}: holds other tasks than spec.json; restore the file")
     return tasks

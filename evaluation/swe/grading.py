@@ -45,8 +45,8 @@ class Grading:
     training: bool = False
 
     def run_id(self, patches: Mapping[str, str]) -> str:
-        """Name of the harness's run: other patches, or another backend, have another name."""
-        content = json.dumps([self.backend, sorted(patches.items())])
+        """Name of the harness's run: other patches, another backend or time limit have another name."""
+        content = json.dumps([self.backend, self.timeout, sorted(patches.items())])
         return f"{self.backend}-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
 
     def logs(self, patches: Mapping[str, str], instance: str) -> Path:

@@ -13,6 +13,7 @@ from evaluation.swe.protocol import (
     AGENT,
     BENCHMARKS,
     INSTRUCTION,
+    KEEP_REASONING,
     MAX_TOKENS,
     MAX_TURNS,
     SAMPLING,
@@ -24,6 +25,7 @@ from evaluation.swe.tiny_tasks import build_tiny_tasks
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 WORKSPACES = ("docker", "apptainer", "remote", "local")
 TINY = "swe_tiny"
+VERIFIED = "swe_bench_verified"
 TASKS = "tasks"  # folder below an evaluation's
 
 
@@ -51,7 +53,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--timeout", type=count, default=7200, help="seconds for one answer of the model")
     parser.add_argument(
-        "--keep-reasoning", action="store_true", help="send the thinking of earlier turns back to the model"
+        "--drop-reasoning",
+        action="store_true",
+        help="keep the thinking of earlier turns from the model, unlike training",
     )
     parser.add_argument("--tasks", type=Path, help="file of the tasks, for work offline")
     parser.add_argument("--workspace", choices=WORKSPACES, default="docker")
@@ -138,7 +142,7 @@ class Plan:
                 "max_tokens": options.max_tokens,
                 "max_turns": options.max_turns,
                 "wall_seconds": options.wall_seconds,
-                "keep_reasoning": options.keep_reasoning,
+                "keep_reasoning": KEEP_REASONING and not options.drop_reasoning,
                 "agent": AGENT,
                 "instruction": INSTRUCTION,
             },
@@ -161,7 +165,7 @@ def _tasks(options: argparse.Namespace) -> list[Task]:
         if _made_here(options):
             with tempfile.TemporaryDirectory() as folder:
                 return build_tiny_tasks(Path(folder))
-        return load_tasks(options.tasks)
+        return load_tasks(options.tasks, complete=options.benchmark == VERIFIED)
     except (TaskError, OSError) as error:
         raise PlanError(str(error)) from error
 

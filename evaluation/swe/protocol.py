@@ -26,6 +26,7 @@ AGENT: dict[str, object] = {
     "warm_up": "true",  # sent and discarded: the first command of a terminal may lose its output
     "parallel_tool_calls": 1,
 }
+KEEP_REASONING = True  # the thinking of earlier turns is sent back; in training the record needs it
 SAMPLING: dict[str, float] = {"temperature": TEMPERATURE, "top_p": TOP_P}
 
 REPOSITORY = "/testbed"  # where images of SWE-Bench keep the repository
@@ -60,6 +61,7 @@ __all__ = [
     "BENCHMARKS",
     "CONTINUE",
     "INSTRUCTION",
+    "KEEP_REASONING",
     "MAX_TOKENS",
     "MAX_TURNS",
     "REPOSITORY",

@@ -61,7 +61,7 @@ class Runner:
             options.model or options.row,
             key_of(options.key_variable, "none"),
             options.timeout,
-            keep_reasoning=options.keep_reasoning,
+            keep_reasoning=plan.spec["protocol"]["keep_reasoning"],
         )
         self.limits = Limits(options.max_turns, options.wall_seconds)
         self.stop = threading.Event()

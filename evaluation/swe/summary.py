@@ -74,7 +74,7 @@ COMPARISON_COLUMNS: dict[str, str] = {
     "only_row": "tasks that row alone resolves",
     "only_other": "tasks that other alone resolves",
     "discordant": "tasks that one of the two alone resolves (%)",
-    "p_value": "exact McNemar test, two-sided",
+    "p_value": "exact McNemar test, two-sided, not corrected for the number of comparisons",
 }
 
 
@@ -186,7 +186,7 @@ def comparison_line(one: Graded, other: Graded) -> dict[str, Any]:
 
 
 def comparison_lines(found: Sequence[Graded]) -> list[dict[str, Any]]:
-    """Lines of all pairs that measure the same: complete, of the same tasks and limits, graded alike."""
+    """Lines of all pairs that measure the same: complete, of the same tasks and protocol, graded alike."""
     complete = [graded for graded in found if graded.status == COMPLETE]
     return [
         comparison_line(one, other)
@@ -241,7 +241,7 @@ def score_table(lines: Sequence[dict[str, Any]], comparisons: Sequence[dict[str,
             "paired SE",
             "unpaired SE",
             "discordant",
-            "p",
+            "p (uncorrected)",
         ]
         body = [
             [
@@ -259,7 +259,8 @@ def score_table(lines: Sequence[dict[str, Any]], comparisons: Sequence[dict[str,
             "",
             *_table(header, body),
             "",
-            "Exact McNemar test on the tasks that one of the two resolves.",
+            "Exact McNemar test on the tasks that one of the two resolves; p is not corrected for the "
+            "number of comparisons.",
         ]
     return "\n".join([*parts, ""])
 
@@ -295,8 +296,9 @@ def _score_cell(line: dict[str, Any]) -> str:
 
 def _measured(graded: Graded) -> Any:
     spec = graded.spec
-    limits = [spec["protocol"][name] for name in ("max_turns", "max_tokens")]
-    return spec["benchmark"], spec["data"]["tasks_sha256"], limits, list(spec["samples"])
+    protocol = {name: value for name, value in spec["protocol"].items() if name != "sandbox"}
+    backends = {score.get("backend") for score in graded.scores.values()}
+    return spec["benchmark"], spec["data"]["tasks_sha256"], protocol, backends, list(spec["samples"])
 
 
 def _read(path: Path) -> Graded:

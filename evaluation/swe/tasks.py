@@ -24,6 +24,8 @@ FIELDS = (
     "eval_type",
 )
 
+MAY_BE_EMPTY = {"version", "patch", "test_patch"}  # in training data; SWE-Bench Verified has all
+
 
 class TaskError(Exception):
     """Task data that cannot be used; the message names the file and the mend."""
@@ -52,10 +54,13 @@ class Task:
         return str(self.row["problem_statement"])
 
 
-def load_tasks(file: Path | None = None) -> list[Task]:
-    """Tasks of a .jsonl, .json or .parquet file, or SWE-Bench Verified itself; TaskError for bad data."""
+def load_tasks(file: Path | None = None, complete: bool = True) -> list[Task]:
+    """Tasks of a .jsonl, .json or .parquet file, or SWE-Bench Verified itself; TaskError for bad data.
+
+    Unless `complete`, version, patch and test_patch may be empty, as in rows of SWE-smith and R2E-Gym.
+    """
     rows = _read(file) if file else _download()
-    tasks = [Task(_checked(row, place, file or HUB)) for place, row in enumerate(rows)]
+    tasks = [Task(_checked(row, place, file or HUB, complete)) for place, row in enumerate(rows)]
     names = [task.instance_id for task in tasks]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise TaskError(f"{file or HUB}: holds {twice[0]} twice; remove one")
@@ -76,15 +81,12 @@ def write_tasks(file: Path, tasks: Sequence[Task]) -> None:
 def _read(file: Path) -> list[dict[str, Any]]:
     try:
         if file.suffix == ".parquet":
-            import pandas as pd
+            import pyarrow.parquet
 
-            return [
-                {str(key): value for key, value in row.items()}
-                for row in pd.read_parquet(file).to_dict("records")
-            ]
+            return pyarrow.parquet.read_table(file).to_pylist()
         text = file.read_text()
         rows = (
-            [json.loads(line) for line in text.splitlines() if line]
+            [json.loads(line) for line in text.split("\n") if line.strip()]
             if file.suffix == ".jsonl"
             else json.loads(text)
         )
@@ -104,12 +106,17 @@ def _download() -> list[dict[str, Any]]:
         raise TaskError(f"{HUB}: cannot be loaded: {error}; give a local copy with --tasks FILE") from error
 
 
-def _checked(row: Any, place: int, origin: Path | str) -> dict[str, Any]:
+def _checked(row: Any, place: int, origin: Path | str, complete: bool) -> dict[str, Any]:
     if not isinstance(row, dict):
         raise TaskError(f"{origin}: row {place} is no object")
-    if lacking := [name for name in FIELDS if row.get(name) in (None, "")]:
+    if lacking := [name for name in FIELDS if _lacks(row, name, complete)]:
         raise TaskError(
             f"{origin}: row {place} ({row.get('instance_id', 'without instance_id')}) lacks "
             f"{', '.join(lacking)}; use data in the format of SWE-Bench 5, such as {HUB}"
         )
     return row
+
+
+def _lacks(row: dict[str, Any], name: str, complete: bool) -> bool:
+    value = row.get(name)
+    return value is None or (value == "" and (complete or name not in MAY_BE_EMPTY))

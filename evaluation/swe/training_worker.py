@@ -38,6 +38,7 @@ def attempt(settings: dict[str, str], asked: dict[str, Any]) -> dict[str, Any]:
 def _attempt(settings: dict[str, str], asked: dict[str, Any], folder: Path) -> dict[str, Any]:
     from evaluation.swe.conversation import Limits, Model, play
     from evaluation.swe.grading import Grading, grade
+    from evaluation.swe.protocol import KEEP_REASONING
     from evaluation.swe.tasks import Task
     from evaluation.swe.workspaces import WorkspaceOptions, open_workspace
 
@@ -58,7 +59,7 @@ def _attempt(settings: dict[str, str], asked: dict[str, Any], folder: Path) -> d
         address["key"],
         timeout=MODEL_SECONDS,
         retries=RETRIES,
-        keep_reasoning=True,
+        keep_reasoning=KEEP_REASONING,
     )
     (folder / "workspace").mkdir(parents=True)
     workspace = open_workspace(options, task)

@@ -148,12 +148,14 @@ def environment_of_data_set(task: "WritingTask") -> JudgedWriting:
 def read_requests(path: Path) -> list[str]:
     """The `text` of each line of a JSON Lines file; ConfigError, naming the line, where one has none."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")  # splitlines would cut texts with a U+2028
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"{path}: cannot be read: {error}; put the requests there, an object with `text` on each line, "
             f"or name their file in {REQUESTS_VARIABLE}"
         ) from error
+    if not lines[-1]:
+        lines.pop()
     requests = []
     for number, line in enumerate(lines, start=1):
         try:

@@ -19,7 +19,7 @@ from transformers import Qwen3MoeForCausalLM
 
 from sao import metrics
 from sao.background_server import BackgroundServer
-from sao.config import RunConfig
+from sao.config import ConfigError, RunConfig
 from sao.environments.base import EnvironmentFailure, Instance
 from sao.local.batching import BatchedEngine
 from sao.local.decode import DecodeEngine
@@ -79,9 +79,17 @@ class Counts:
 
 
 class Collector:
-    """Keeps `concurrency` rollouts under way in threads, and hands out batches of whole groups."""
+    """Keeps `concurrency` rollouts under way in threads, and hands out batches of whole groups.
+
+    On leaving its `with` it starts no more and waits for none. Raises ConfigError for dynamic sampling.
+    """
 
     def __init__(self, run: RunConfig, instances: list[Instance], rollout: Rollout, concurrency: int) -> None:
+        if run.sampling.dynamic_sampling:
+            raise ConfigError(
+                "sampling.dynamic_sampling: the wall-clock engine replaces no groups; set it to false, or "
+                "use the engine with the virtual clock"
+            )
         self.run, self.rollout, self.concurrency = run, rollout, concurrency
         self.prompts = PromptOrder(instances, run.seed)
         self.counts = Counts()
@@ -99,9 +107,8 @@ class Collector:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for future in self._running:
-            future.cancel()
-        self._pool.shutdown(wait=kind is None, cancel_futures=True)
+        # Those under way may take hours; who closes their scaffold and engine ends them.
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
     def next_batch(self, version: int) -> list[Trajectory]:
         """Wait for the oldest batch whose tokens are recent enough for weights of `version`."""

@@ -1,4 +1,8 @@
-"""How conversations end, in a run without any network: not even the start asks for anything outside."""
+"""How conversations end, in a run without any network.
+
+That nothing outside is asked for is seen of the runner's and the grader's own process. Of the agent servers,
+whose logs are deleted with their workspaces, it is seen only that they work without a network.
+"""
 
 import json
 import subprocess

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,7 @@ def test_a_failure_that_the_log_tells_is_tried_again_and_then_settled(
 
 def test_other_patches_have_another_run(grading: Grading) -> None:
     assert grading.run_id({"a": "x"}) != grading.run_id({"a": "y"})
+    assert grading.run_id({"a": "x"}) != replace(grading, timeout=121).run_id({"a": "x"})
     assert grading.run_id({"a": "x", "b": "y"}) == grading.run_id({"b": "y", "a": "x"})
 
 
