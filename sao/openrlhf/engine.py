@@ -188,8 +188,8 @@ class RolloutEngine(_OpenRLHFEngine):
         await self.llm.pause_generation(mode="keep", clear_cache=self.recompute_kv)
         self._paused = True
         idle = 0
-        while idle < 3:  # passes of the event loop in a row with nothing left to hand over
-            await asyncio.sleep(0.002)
+        while idle < 40:  # passes in a row with nothing left to hand over: a step under way may still end
+            await asyncio.sleep(0.005)
             waiting = not self.llm.engine_core.outputs_queue.empty()
             idle = 0 if waiting or any(queue.output is not None for queue in self._queues) else idle + 1
 

@@ -1,12 +1,12 @@
 """A real vLLM engine on a CPU for tests: a tiny Qwen3-MoE in float32, without Ray."""
 
 import asyncio
-import os
 import socket
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from local_engine import VOCABULARY, ToyEnvironment, run_config
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
@@ -48,7 +48,6 @@ class Engine:
     """A `RolloutEngine` with an event loop of its own, so that tests need not be coroutines."""
 
     def __init__(self, folder: Path, dtype: str = "float32") -> None:
-        os.environ.setdefault("RAY_ADDRESS", "none")  # OpenRLHF asks Ray for it otherwise
         self.loop = asyncio.new_event_loop()
         self.raw = RolloutEngine.__new__(RolloutEngine)
         self.received: list[list[int]] = []  # for tests that watch tokens arrive
@@ -65,7 +64,9 @@ class Engine:
             "agent_func_path": agent.__file__,
             "gpu_memory_utilization": 0.1,
         }
-        self.do(self.raw.__init__(**settings))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("RAY_ADDRESS", "none")  # OpenRLHF asks Ray for it otherwise
+            self.do(self.raw.__init__(**settings))
         self.do(self.raw.configure(run_config("sao")))
         self.do(self._join())
 
