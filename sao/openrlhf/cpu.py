@@ -188,18 +188,9 @@ def before_distributed() -> None:
 
 
 def adapted(deepspeed_config: dict[str, Any]) -> dict[str, Any]:
-    """DeepSpeed's configuration with torch's AdamW in place of the kernel that it would compile.
-
-    Nor does it overlap communication with computation, its default at stage 3: without CUDA's streams nothing
-    orders the two.
-    """
-    if not is_needed():
-        return deepspeed_config
-    if "optimizer" in deepspeed_config:
+    """DeepSpeed's configuration with torch's AdamW in place of the kernel that it would compile."""
+    if is_needed() and "optimizer" in deepspeed_config:
         deepspeed_config["optimizer"]["params"]["torch_adam"] = True
-    zero = deepspeed_config.get("zero_optimization", {})
-    if zero.get("stage") == 3:
-        zero |= {"overlap_comm": False, "stage3_prefetch_bucket_size": 0}
     return deepspeed_config
 
 
