@@ -20,6 +20,30 @@ def read_pins(path: Path) -> dict[str, dict[str, Any]]:
     return (yaml.safe_load(path.read_text(encoding="utf-8")) or {}) if path.exists() else {}
 
 
+def recorded(key: str, pin: Mapping[str, Any], locked: Mapping[str, Any]) -> str:
+    """What the file of pins states of `key`, or else the lock file; UNVERIFIED where neither does."""
+    return str(pin[key] if pin[key] != UNVERIFIED else locked.get(key, UNVERIFIED))
+
+
+def check_digest(
+    name: str,
+    source: str,
+    digest: str,
+    pin: Mapping[str, Any],
+    locked: Mapping[str, Any],
+    files: tuple[Path, Path],
+) -> None:
+    """Raise DataError where rows have another SHA-256 than recorded; `files`: of pins, and the lock file."""
+    expected = recorded("sha256", pin, locked)
+    if expected in (digest, UNVERIFIED):
+        return
+    where = files[0] if pin["sha256"] != UNVERIFIED else files[1]
+    raise DataError(
+        f"{name} from {source}: the rows have SHA-256 {digest[:12]}..., {where.name} has "
+        f"{expected[:12]}...; the data changed: use the recorded revision, or review the change and record it"
+    )
+
+
 def record(path: Path, name: str, entry: dict[str, Any]) -> None:
     """Add an entry to a lock file, in whole or not at all."""
     content = {**read_pins(path), name: entry}

@@ -17,7 +17,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evaluation.data_files import UNVERIFIED, DataError, download, read_folder, read_pins, record
+from evaluation.data_files import (
+    UNVERIFIED,
+    DataError,
+    check_digest,
+    download,
+    read_folder,
+    read_pins,
+    record,
+    recorded,
+)
 from evaluation.math.data import load_benchmark
 from evaluation.overlap import BenchmarkIndex, Overlap
 from sao.config_files import closest
@@ -83,26 +92,19 @@ def load(
     """
     pin = pin_of(name, sets)
     locked = read_pins(lock).get(name, {})
-    revision = pin["revision"] if pin["revision"] != UNVERIFIED else locked.get("revision", UNVERIFIED)
+    revision = recorded("revision", pin, locked)
     if data_dir is not None:
         raw, source = read_folder(name, data_dir, cache_dir)
     else:
         raw, source, revision = download(name, pin, revision, cache_dir)
     rows = read_rows(name, raw, pin["columns"], source)
     digest = checksum(rows)
-    expected = pin["sha256"] if pin["sha256"] != UNVERIFIED else locked.get("sha256", UNVERIFIED)
-    if expected not in (digest, UNVERIFIED):
-        where = sets if pin["sha256"] != UNVERIFIED else lock
-        raise DataError(
-            f"{name} from {source}: the rows have SHA-256 {digest[:12]}..., {where.name} has "
-            f"{expected[:12]}...; the data changed: use the recorded revision, or review the change and "
-            "record it"
-        )
+    check_digest(name, source, digest, pin, locked, (sets, lock))
     index = benchmark_index(pin["benchmarks"], benchmarks_dir)
     overlaps = [found for row in rows if (found := index.find(row.id, row.text)) is not None]
     repeated = len(rows) - len({row.text for row in rows})
     loaded = TrainingSet(name, pin["title"], rows, tuple(overlaps), repeated, source, revision, digest)
-    if expected == UNVERIFIED or (locked.get("revision") == UNVERIFIED != revision):
+    if recorded("sha256", pin, locked) == UNVERIFIED or (locked.get("revision") == UNVERIFIED != revision):
         licence = UNVERIFIED if data_dir is not None else licence_on_card(pin["hub"], revision)
         record(lock, name, _entry(loaded, licence, pin["benchmarks"]))
     return loaded

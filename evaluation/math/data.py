@@ -15,7 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evaluation.data_files import UNVERIFIED, DataError, download, read_folder, read_pins, record
+from evaluation.data_files import (
+    UNVERIFIED,
+    DataError,
+    check_digest,
+    download,
+    read_folder,
+    read_pins,
+    record,
+    recorded,
+)
 from evaluation.math.data_checks import Finding, check_problems
 from evaluation.math.problems import Problem, checksum, read_patches
 
@@ -78,28 +87,21 @@ def read_benchmark(
         raise DataError(f"no benchmark {name!r}; there are {', '.join(known)}")
     pin = known[name]
     locked = read_pins(lock).get(name, {})
-    revision = pin["revision"] if pin["revision"] != UNVERIFIED else locked.get("revision", UNVERIFIED)
+    revision = recorded("revision", pin, locked)
     if data_dir is not None:
         rows, source = read_folder(name, data_dir, cache_dir)
     else:
         rows, source, revision = download(name, pin, revision, cache_dir)
     problems = _problems(name, rows, pin["columns"], source)
     digest = checksum(problems)
-    expected = pin["sha256"] if pin["sha256"] != UNVERIFIED else locked.get("sha256", UNVERIFIED)
-    if expected not in (digest, UNVERIFIED):
-        where = pins if pin["sha256"] != UNVERIFIED else lock
-        raise DataError(
-            f"{name} from {source}: the rows have SHA-256 {digest[:12]}..., {where.name} has "
-            f"{expected[:12]}...; the data changed: use the recorded revision, or review the change and "
-            "record it"
-        )
+    check_digest(name, source, digest, pin, locked, (pins, lock))
     findings = check_problems(problems, pin["rows"], pin["answers"])
     patch_set = None
     if patched and "patches" in pin:
         patches = read_patches(PATCHES / pin["patches"])
         problems, patch_set = patches.apply(problems), patches.name
         findings = check_problems(problems, pin["rows"], pin["answers"])
-    unrecorded = expected == UNVERIFIED or (
+    unrecorded = recorded("sha256", pin, locked) == UNVERIFIED or (
         pin["revision"] == locked.get("revision") == UNVERIFIED and revision != UNVERIFIED
     )
     if unrecorded and not any(finding.severity == "error" for finding in findings):

@@ -4,14 +4,14 @@ import argparse
 import hashlib
 import json
 import os
-import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from evaluation.arguments import at_least, folder_name
 from evaluation.endpoint import TIMEOUT_SECONDS, Endpoint
 from evaluation.local_server import LocalServer, ServerError
 from evaluation.math import protocol
@@ -28,7 +28,6 @@ from sao.environments.chat_format import PYTHON_TOOL, ChatFormat, ChatFormatErro
 from sao.environments.python_math import INSTRUCTION, Limits, Problem, PythonMath
 
 EDGE_BYTES = 1 << 20
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
 class PlanError(ValueError):
@@ -37,15 +36,18 @@ class PlanError(ValueError):
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Options of `python -m evaluation.math.runner`."""
-    count, number = _at_least(1), _at_least(0)
+    count, number = at_least(1), at_least(0)
     parser = argparse.ArgumentParser(
         prog="python -m evaluation.math.runner",
         description="Evaluate a checkpoint or an OpenAI-compatible endpoint on a mathematics benchmark.",
     )
     parser.add_argument(
-        "--row", required=True, type=_name, help="row of the tables; base_ and sft_ rows are not trained"
+        "--row",
+        required=True,
+        type=folder_name,
+        help="row of the tables; base_ and sft_ rows are not trained",
     )
-    parser.add_argument("--scale", type=_name, default="cpu_math")
+    parser.add_argument("--scale", type=folder_name, default="cpu_math")
     parser.add_argument("--seed", type=number, default=0)
     parser.add_argument("--step", type=number, help="policy updates; the scale's last evaluation by default")
     parser.add_argument("--benchmark", required=True, choices=protocol.BENCHMARKS)
@@ -73,22 +75,6 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     if options.chat and not options.endpoint:
         parser.error("--chat needs --endpoint")
     return options
-
-
-def _at_least(least: int) -> Callable[[str], int]:
-    def read(text: str) -> int:
-        if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {least} on")
-        return int(text)
-
-    return read
-
-
-def _name(text: str) -> str:
-    """A name that may be a folder's: the tables look for evaluations one folder below the row's."""
-    if not NAME.fullmatch(text):
-        raise argparse.ArgumentTypeError(f"{text!r} names a folder: use letters, digits, _ . and - alone")
-    return text
 
 
 @dataclass

@@ -2,13 +2,12 @@
 
 import argparse
 import os
-import re
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from evaluation.arguments import at_least, folder_name
 from evaluation.swe.protocol import (
     AGENT,
     BENCHMARKS,
@@ -22,7 +21,6 @@ from evaluation.swe.protocol import (
 from evaluation.swe.tasks import Task, TaskError, load_tasks, tasks_digest, write_tasks
 from evaluation.swe.tiny_tasks import build_tiny_tasks
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 WORKSPACES = ("docker", "apptainer", "remote", "local")
 TINY = "swe_tiny"
 VERIFIED = "swe_bench_verified"
@@ -35,13 +33,13 @@ class PlanError(ValueError):
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Options of `python -m evaluation.swe.runner`."""
-    count, number = _at_least(1), _at_least(0)
+    count, number = at_least(1), at_least(0)
     parser = argparse.ArgumentParser(
         prog="python -m evaluation.swe.runner",
         description="Let a model behind an OpenAI-compatible endpoint work on SWE-Bench through OpenHands.",
     )
-    parser.add_argument("--row", required=True, type=_name, help="row of the tables")
-    parser.add_argument("--scale", type=_name, default="paper_swe")
+    parser.add_argument("--row", required=True, type=folder_name, help="row of the tables")
+    parser.add_argument("--scale", type=folder_name, default="paper_swe")
     parser.add_argument("--seed", type=number, default=0)
     parser.add_argument("--step", type=number, default=0, help="policy updates")
     parser.add_argument("--benchmark", choices=BENCHMARKS, default="swe_bench_verified")
@@ -72,21 +70,6 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--wall-seconds", type=count, default=WALL_SECONDS, help="for a task")
     parser.add_argument("--concurrency", type=count, default=8, help="tasks under way at once")
     return parser.parse_args(arguments)
-
-
-def _at_least(least: int) -> Callable[[str], int]:
-    def read(text: str) -> int:
-        if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {least} on")
-        return int(text)
-
-    return read
-
-
-def _name(text: str) -> str:
-    if not NAME.fullmatch(text):
-        raise argparse.ArgumentTypeError(f"{text!r} names a folder: use letters, digits, _ . and - alone")
-    return text
 
 
 @dataclass
