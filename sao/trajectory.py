@@ -141,6 +141,11 @@ class Trajectory:
         return int((self.action_spans[:, 1] - self.action_spans[:, 0]).sum())
 
     @property
+    def oldest_version(self) -> int:
+        """The version of the oldest weights that sampled a token; ValueError without an action token."""
+        return int(self.policy_versions[self.action_mask].min())
+
+    @property
     def usable(self) -> bool:
         """Whether it belongs in a batch: it has action tokens and its environment did not break."""
         return self.num_action_tokens > 0 and self.status != Status.ENVIRONMENT_ERROR

@@ -5,6 +5,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from evaluation.endpoint import Endpoint
-from sao.config import ConfigError, RunConfig, resolve
+from sao.config import RunConfig, resolve
 from sao.critic import ValueModel
 from sao.environments.base import EnvironmentFailure, Instance
 from sao.local.model import build_policy
@@ -82,11 +83,18 @@ def test_nobody_waits_for_rollouts_that_are_not_wanted() -> None:
     go_on.set()
 
 
-def test_dynamic_sampling_is_refused() -> None:
-    run = configured()
-    run = run.model_copy(update={"sampling": run.sampling.model_copy(update={"dynamic_sampling": True})})
-    with pytest.raises(ConfigError, match=r"sampling\.dynamic_sampling"):
-        Collector(run, INSTANCES, lambda *_: made(0, 0), concurrency=1)
+def test_dynamic_sampling_replaces_groups_of_one_reward() -> None:
+    """Of the groups 0, 1, 2, ... of two members those with an even number have one reward."""
+    run = configured("grpo_dis")
+    sampling = run.sampling.model_copy(update={"group_size": 2, "dynamic_sampling": True})
+
+    def rollout(instance: Instance, index: int, group: int) -> Trajectory:
+        return replace(made(index, group), reward=float(group % 2 * (index % 2)))
+
+    run = run.model_copy(update={"sampling": sampling})
+    with Collector(run, INSTANCES, rollout, concurrency=1) as collector:
+        assert [trajectory.group_id for trajectory in collector.next_batch(0)] == [1, 1, 3, 3]
+        assert collector.taken()[0].filtered_groups == 2
 
 
 def test_groups_stay_together() -> None:
@@ -119,9 +127,9 @@ def test_an_invalid_rollout_is_counted_and_its_task_tried_again() -> None:
 
     with Collector(configured(), INSTANCES, rollout, concurrency=1) as collector:
         assert len(collector.next_batch(0)) == 4
-        counts = collector.taken()
-        assert (counts.invalid, counts.reasons) == (2, ["no container"] * 2)
-        assert collector.taken().invalid == 0
+        counts, reasons = collector.taken()
+        assert (counts.invalid, reasons) == (2, ["no container"] * 2)
+        assert collector.taken()[0].invalid == 0
     place = tried.index(INSTANCES[1].prompt_id)
     assert tried[place : place + 3] == [INSTANCES[1].prompt_id] * 3
 
@@ -132,7 +140,9 @@ def test_a_broken_environment_ends_the_run_and_a_bug_does_at_once() -> None:
 
     with (
         Collector(configured(), INSTANCES, broken, concurrency=2) as collector,
-        pytest.raises(SchedulingError, match=r"81 rollouts were invalid .* the last for: no container"),
+        pytest.raises(
+            SchedulingError, match=r"81 trajectories ended in an environment error .* with: no container"
+        ),
     ):
         collector.next_batch(0)
 
@@ -155,7 +165,7 @@ def test_what_is_too_old_is_dropped_and_counted() -> None:
     with Collector(configured(max_staleness=2), INSTANCES, rollout, concurrency=1) as collector:
         batch = collector.next_batch(3)
         assert [trajectory.index for trajectory in batch] == [2, 3, 4, 5]
-        assert collector.taken().dropped_stale == 2
+        assert collector.taken()[0].dropped_stale == 2
 
 
 def over_http(served: ServedPolicy) -> Callable[[Instance, int, int], Trajectory]:

@@ -59,7 +59,7 @@ class Sampled:
     @property
     def oldest_version(self) -> int:
         """The version of the oldest weights that sampled one of them."""
-        return int(self.trajectory.policy_versions[self.trajectory.action_mask].min())
+        return self.trajectory.oldest_version
 
 
 @dataclass
