@@ -304,6 +304,21 @@ def test_nothing_beyond_the_cap_is_trained_on(uniform: Callable[..., Schedule]) 
     assert schedule.state.next_index == taken_count + dropped + left
 
 
+@pytest.mark.parametrize("cap", [0, 1, 2])
+def test_rollouts_of_one_length_are_never_started_to_be_dropped(
+    uniform: Callable[..., Schedule], cap: int
+) -> None:
+    """The batch in training counts: what starts during an update is a version older than when it is taken."""
+    run = run_config(
+        "sao",
+        training={"max_staleness": cap},
+        sampler={"slots": 500},
+        clock={"update_ticks": 50, "queue_limit_batches": 50, "sync_interval": 1, **NO_LATENCY},
+    )
+    schedule = uniform(run, ToyEnvironment())
+    assert [taken.counters.dropped_stale for taken in batches(schedule, 8)] == [0] * 8
+
+
 @pytest.mark.parametrize("row", ["sao", "grpo_dis"])
 def test_staleness_cap_bounds_what_is_outstanding(uniform: Callable[..., Schedule], row: str) -> None:
     """Case 82: with cap 2 at most 3 batches are outstanding, also after a resume at version 100."""

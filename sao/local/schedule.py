@@ -122,9 +122,11 @@ class Schedule:
 
     def _may_start(self) -> bool:
         batch, cap = self.run.training.batch_trajectories, self.staleness_cap
+        trainer_busy = self.state.trainer_busy_until is not None
         if self.synchronous:
-            return self.state.trainer_busy_until is None and self._outstanding() < batch
-        if cap is not None and self._outstanding() >= (cap + 1) * batch:
+            return not trainer_busy and self._outstanding() < batch
+        in_training = trainer_busy and self.state.trainer_trains_policy  # the version grows at its end
+        if cap is not None and self._outstanding() >= (cap + 1 - in_training) * batch:
             return False  # more would be too old by the time the trainer takes them
         return self.state.ready_trajectories < self.clock.queue_limit_batches * batch
 

@@ -120,7 +120,7 @@ class Stream:
         batch, cap = self.run.training.batch_trajectories, self.run.training.max_staleness
         if self.synchronous:
             return not self.trainer_busy and self._outstanding() < batch
-        if cap is not None and self._outstanding() >= (cap + 1) * batch:
+        if cap is not None and self._outstanding() >= (cap + 1 - self.trainer_busy) * batch:
             return False  # more would be too old by the time the trainer takes them
         limit = (self.run.openrlhf or self.run.virtual_clock).queue_limit_batches
         return self.waiting.ready_trajectories < limit * batch

@@ -204,6 +204,18 @@ def test_a_staleness_cap_drops_long_trajectories_and_their_lengths_are_counted()
     assert np.mean(lengths + dropped) == pytest.approx(5.353, rel=0.01)
 
 
+@pytest.mark.parametrize("cap", [0, 1, 2])
+def test_rollouts_of_one_length_are_never_started_to_be_dropped(cap: int) -> None:
+    """The batch in training counts: what starts during an update is a version older than when it is taken."""
+    run = run_config("sao", training={"batch_trajectories": 16, "max_staleness": cap}, sampler={"slots": 500})
+    engine = FakeEngine(run, duration=lambda request: 5)
+    dropped = 0
+    for _ in range(8):
+        dropped += engine.take().counters.dropped_stale
+        engine.update(50)
+    assert dropped == 0
+
+
 @pytest.mark.parametrize(("version", "kept"), [(7, True), (8, False)])
 def test_the_staleness_cap_keeps_what_lags_by_it_and_drops_what_lags_more(version: int, kept: bool) -> None:
     """Case 82: oldest token of version 3, cap 4: kept at trainer version 7, dropped at 8."""
