@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from report_pages import OURS, Page, section, trajectory, write_report, write_results
+from swe_scores import evaluate, outcomes
 from synthetic_runs import write_run
 
 from analysis.command import run_command
@@ -280,24 +281,26 @@ def test_evaluations_have_a_page_only_where_there_are_any(results: Path, text: s
     assert 'id="evaluations"' not in text
     copy = tmp_path / "cpu"
     shutil.copytree(results, copy)
-    folder = copy / "evaluations/sao/seed0/step120/swe_bench_verified"
-    folder.mkdir(parents=True)
+    evaluate(copy / "evaluations", "sao_swe", outcomes(range(149)))
+    evaluate(copy / "evaluations", "grpo_dis_swe", outcomes([*range(32, 149), *range(200, 218)]))
 
-    def shown() -> list[dict[str, str]]:
+    def shown() -> list[list[dict[str, str]]]:
         page = evaluation_page(load_logs(copy, ["sao"]), Linker())
         assert page is not None
-        (view,) = page.tables
-        cells = [[words(cell.html) for cell in line] for line in view.rows]
-        return [dict(zip(view.header, line, strict=True)) for line in cells]
+        return [
+            [dict(zip(view.header, [words(cell.html) for cell in line], strict=True)) for line in view.rows]
+            for view in page.tables
+        ]
 
-    (folder / "spec.json").write_text("{}")
-    place = {"row": "sao", "seed": "0", "step": "120", "benchmark": "swe_bench_verified"}
-    where = {"folder": "evaluations/sao/seed0/step120/swe_bench_verified"}
-    assert shown() == [place | {"status": "not sealed"} | where]
-    (folder / "seal.json").write_text('{"resolved": 0.29, "tasks": 500}')
-    assert shown() == [place | {"status": "sealed", "resolved": "0.29", "tasks": "500"} | where]
-    (folder / "seal.json").write_text("{")
-    with pytest.raises(AnalysisError, match=re.escape(f"{folder / 'seal.json'}: is not valid JSON")):
+    scores, (comparison,) = shown()
+    found = [(line["row"], line["status"], line["score"], line["paper"]) for line in scores]
+    assert found == [("grpo_dis_swe", "complete", "27", "27"), ("sao_swe", "complete", "29.8", "29.8")]
+    assert scores[1]["folder"] == "evaluations/sao_swe/seed0/step400/swe_bench_verified"
+    # 100 sqrt((.27 x .73 + .298 x .702) / 500)
+    assert (comparison["difference"], comparison["se unpaired"]) == ("-2.8", "2.8506")
+    damaged = copy / "evaluations/sao_swe/seed0/step400/swe_bench_verified/samples.jsonl"
+    damaged.write_text("{\n")
+    with pytest.raises(AnalysisError, match=re.escape(str(damaged))):
         shown()
 
 
