@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from sao.local import run as local_run
 from sao.local.run import LocalRun
 from sao.metrics import ratio_statistics
 from sao.runlog import TABLES, WALL_CLOCK_COLUMNS, RunDirectory, read_run
-from sao.runlog_files import lock
+from sao.runlog_files import lock, read_records
 
 UPDATES = 6
 TINY = {
@@ -170,6 +171,21 @@ def test_trajectories_that_were_trained_on_are_logged_before_it(undisturbed: dic
         assert max(gaps) > 1e-2
         versions = {version for line in late for version in line["policy_versions"]}
         assert min(versions - {-1}) < UPDATES - 1
+
+
+def test_what_a_staleness_cap_drops_is_logged(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(config_files, "EXPERIMENTS", project / "experiments")
+    run = resolve("running_mean", "tiny", 0)
+    capped = run.model_copy(update={"training": run.training.model_copy(update={"max_staleness": 1})})
+    with RunDirectory.open(tmp_path / "capped", capped, "test") as directory:
+        directory.begin_attempt()
+        LocalRun(directory, str(project / "results")).train()
+    metrics = read_records(tmp_path / "capped" / "metrics.jsonl")
+    dropped = Counter(line["step"] for line in read_records(tmp_path / "capped" / "dropped.jsonl.gz"))
+    assert dropped == {line["step"]: line["dropped_stale"] for line in metrics if line["dropped_stale"]} != {}
+    assert all(line["staleness_max"] <= 1 for line in metrics)
 
 
 @pytest.mark.parametrize("row", ["sao", "grpo_dis"])

@@ -26,6 +26,7 @@ from sao.runlog import RunDirectory, RunError, read_run, read_runs
 
 CONFIG = config.resolve("sao", "smoke", 0)  # 10 critic-only steps, 3 updates, evaluations after 1 and 3
 CHECKPOINT_STEPS = (-4, 1, 2)
+WRITTEN = ("metrics.jsonl", "evaluations.jsonl", "schedule.jsonl.gz", "dropped.jsonl.gz")
 
 
 @pytest.fixture(autouse=True)
@@ -55,6 +56,10 @@ def schedule(step: int) -> list[dict[str, Any]]:
     return [line | {"index": step * 2 + n} for n in range(2)]
 
 
+def dropped(step: int) -> list[dict[str, Any]]:
+    return [{"step": step, "action_tokens": 20 + step + n, "reward": 0.5} for n in range(2)]
+
+
 def train(run: RunDirectory, stop_before: int = 3) -> None:
     """Stands for training: logs all steps from the latest checkpoint on, up to `stop_before`."""
     found = run.latest_checkpoint()
@@ -63,6 +68,7 @@ def train(run: RunDirectory, stop_before: int = 3) -> None:
     for step in range(first, stop_before):
         run.log_metrics(metrics(step))
         run.log_schedule(schedule(step))
+        run.log_dropped(dropped(step))
         if step + 1 in CONFIG.evaluation.steps:
             run.log_evaluations(evaluations(step + 1))
         if step + 1 in CHECKPOINT_STEPS:
@@ -143,7 +149,7 @@ def test_rewind_tells_how_many_lines_it_dropped(path: Path) -> None:
         assert [line["step"] for line in runlog_files.read_records(path / "evaluations.jsonl")] == [1] * 4
         assert runlog_files.read_records(path / "schedule.jsonl.gz")[-1]["step"] == 0
         assert run.rewind(-10) == 11
-        assert tables(path) == dict.fromkeys(("metrics.jsonl", "evaluations.jsonl", "schedule.jsonl.gz"), b"")
+        assert tables(path) == dict.fromkeys(WRITTEN, b"")
 
 
 def test_gzip_member_with_lines_to_keep_and_to_drop_is_split(path: Path) -> None:

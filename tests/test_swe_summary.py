@@ -90,6 +90,13 @@ def test_suspect_tasks_are_not_resolved(tmp_path: Path) -> None:
     assert (line["resolved"], line["suspect"], line["score"]) == (100, 1, 20.0)
 
 
+def test_suspect_tasks_are_not_resolved_in_paired_tests(tmp_path: Path) -> None:
+    evaluate(tmp_path, "sao_swe", outcomes(range(10)))
+    evaluate(tmp_path, "grpo_dis_swe", outcomes(range(10)) | {IDS[400]: SUSPECT})
+    line = comparison_line(*find_graded(tmp_path))
+    assert (line["only_row"], line["only_other"], line["difference"]) == (0, 0, 0)
+
+
 @pytest.mark.parametrize(
     ("graded", "played", "status"),
     [
