@@ -152,6 +152,7 @@ def train(
             "invalid": counts.invalid,
             "invalid_reasons": reasons,
             "dropped_stale": counts.dropped_stale,
+            "dropped_with_group": counts.dropped_with_group,
             "wait_seconds": waited,
             "step_seconds": time.monotonic() - began,
         }
