@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from evaluation.swe.tiny_traces import TinyTasks, demonstrator
 from sao.environments.swe_tiny import actions_of, tiny_tokenizer
-from sao.local.swe_training import TinyTasks, _demonstrator, main, tiny_run, warmed_policy
+from sao.local.swe_training import main, tiny_run, warmed_policy
 from sao.trajectory import Trajectory
 
 ROOT = Path(__file__).parents[1]
@@ -78,7 +79,7 @@ def test_fine_tuning_learns_the_traces_by_heart(tmp_path: Path) -> None:
     """Two traces that part at one action: what is left of the loss is the choice between them."""
     tasks = TinyTasks.build(tmp_path, 1)
     tokenizer = tiny_tokenizer(tasks.scripts, tasks.titles)
-    chat = _demonstrator(tokenizer)
+    chat = demonstrator(tokenizer)
     prompt = chat.prompt_ids([{"role": "user", "content": f"<issue>\n{tasks.titles[0]}\n"}])
     traces = []
     for script in tasks.scripts:

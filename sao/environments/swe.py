@@ -16,7 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from sao.environments.base import EnvironmentFailure, Instance, Split, content_hash
+import numpy as np
+
+from sao.environments.base import EnvironmentFailure, Episode, Instance, Split, content_hash
 from sao.environments.swe_recording import Recording
 from sao.trajectory import Status, Trajectory
 
@@ -72,8 +74,12 @@ class SWEEnvironment:
     """Tasks, the scaffold that works on them, and the recorder between scaffold and engine.
 
     `counts` holds how many rollouts ended how: each `ending`, each `outcome` and `invalid`, with the reasons
-    of invalid ones.
+    of invalid ones. Without a tokenizer there is no vocabulary to show trajectories with.
     """
+
+    vocabulary: tuple[str, ...] = ()
+    max_episode_tokens: int = 0
+    tokenizer: Any = None
 
     def __init__(
         self, train: Sequence[Row], held_out: Sequence[Row], scaffold: Scaffold, recorder: Recorder
@@ -86,9 +92,23 @@ class SWEEnvironment:
             "held_out": [instance_of(row) for row in held_out],
         }
 
+    def open(self, workers: int, max_tokens: int) -> None:
+        """Make ready for `workers` attempts at once of `max_tokens` tokens: what was given is ready."""
+
+    def close(self) -> None:
+        """End what `open` started."""
+
     def instances(self, split: Split) -> list[Instance]:
         """Return the tasks of a split, always in the same order."""
         return self._instances[split]
+
+    def start(self, instance: Instance, progress: float) -> Episode:
+        """No attempt can be stepped: raises RuntimeError."""
+        raise RuntimeError("an attempt at a task of software engineering is run as a whole, by `rollout`")
+
+    def demonstration(self, rng: np.random.Generator) -> tuple[list[int], list[bool], float]:
+        """There is no demonstrator of single episodes: raises RuntimeError."""
+        raise RuntimeError("a task of software engineering has recorded traces in place of demonstrations")
 
     def rollout(
         self, instance: Instance, index: int = -1, group_id: int = -1, engine: Any = None

@@ -14,102 +14,33 @@ import math
 import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import yaml
 from transformers import Qwen3MoeForCausalLM
 
+from evaluation.swe.tiny_traces import SetupError, TinyTasks, demonstrator, record_traces
 from sao.config import RunConfig, resolve
 from sao.config_rows import DIS
 from sao.critic import ValueModel
-from sao.environments.base import EnvironmentFailure, Instance
-from sao.environments.chat_format import ChatFormat
+from sao.environments.base import Instance
 from sao.environments.swe import SWEEnvironment
-from sao.environments.swe_tiny import Script, actions_of, scripts_of, tiny_tokenizer
+from sao.environments.swe_tiny import tiny_tokenizer
 from sao.local.model import build_policy, export_policy
 from sao.local.packed_batch import optimizer_step, set_learning_rate
 from sao.local.trainer import Trainer
 from sao.local.wall_clock import Collector, ServedPolicy, train
 from sao.local.warm_start import Demonstration, demonstration_batches, imitation_loss
 from sao.streaming import SchedulingError
-from sao.trajectory import Status, Trajectory
+from sao.trajectory import Trajectory
 
 MODEL_NAME = "tiny-policy"
 MAX_TOKENS = 2048
 WARM_UP_LEARNING_RATE = 4e-3
 WARM_UP_BATCH = 8
-TRIES = 3  # of a scripted trace whose environment fails
 SOLVED_COPIES = 2  # of a trace that solves its task to one of one that fails, in fine-tuning
-
-
-class SetupError(Exception):
-    """The traces are not what the scripts should give; the message says which."""
-
-
-@dataclass(frozen=True)
-class TinyTasks:
-    """The first tiny tasks: their rows, and the demonstrator's scripts on them."""
-
-    rows: list[dict[str, Any]]
-    scripts: list[Script]
-    titles: list[str]
-
-    @classmethod
-    def build(cls, folder: Path, count: int) -> "TinyTasks":
-        """Write repositories and tasks below `folder`; take the `count` easiest."""
-        from evaluation.swe.protocol import REPOSITORY
-        from evaluation.swe.tiny_tasks import FOLDER, build_tiny_tasks
-
-        rows = [task.row for task in build_tiny_tasks(folder)][:count]
-        described = [yaml.safe_load(file.read_text()) for file in sorted(FOLDER.glob("*.yaml"))[:count]]
-        scripts = [script for task in described for script in scripts_of(task, REPOSITORY)]
-        return cls(rows, scripts, [task["problem"].splitlines()[0] for task in described])
-
-
-class ScriptedEngine:
-    """Answers with a script's actions in place of a policy; its log-probs (0) are no policy's."""
-
-    def __init__(self, actions: Sequence[list[int]]) -> None:
-        self.actions = list(actions)
-
-    async def complete(
-        self, token_ids: Sequence[int], max_tokens: int, stop_ids: Sequence[int], seed: int
-    ) -> Any:
-        from evaluation.endpoint import Completion
-
-        sampled = self.actions.pop(0)
-        return Completion(sampled, [0.0] * len(sampled), "stop", [0] * len(sampled))
-
-
-def record_traces(
-    environment: SWEEnvironment, scripts: Sequence[Script], chat: ChatFormat, workers: int
-) -> list[Trajectory]:
-    """One real trace of each script; SetupError where its reward is not what the script should earn."""
-    instances = {instance.payload[0]["instance_id"]: instance for instance in environment.instances("train")}
-
-    def trace(script: Script) -> Trajectory:
-        for remaining in reversed(range(TRIES)):
-            engine = ScriptedEngine(actions_of(script, chat))
-            try:
-                trajectory = environment.rollout(instances[script.instance_id], engine=engine)
-                break
-            except EnvironmentFailure as failure:
-                if not remaining:
-                    raise SetupError(f"{script.instance_id}: its trace fails: {failure}") from failure
-        if (trajectory.reward == 1.0) != script.resolves or trajectory.status != Status.COMPLETED:
-            raise SetupError(
-                f"{script.instance_id}: a script that should {'' if script.resolves else 'not '}resolve it "
-                f"ended {trajectory.status} with reward {trajectory.reward:g}"
-            )
-        return trajectory
-
-    with ThreadPoolExecutor(workers) as pool:
-        return list(pool.map(trace, scripts))
 
 
 def warmed_policy(
@@ -183,7 +114,7 @@ def train_tiny_policy(options: argparse.Namespace) -> dict[str, Any]:
     with OpenHandsScaffold(settings, options.workers) as scaffold, BackgroundServer(proxy.app()) as server:
         proxy.url = server.url
         environment = SWEEnvironment(tasks.rows, [], scaffold, proxy)
-        traces = record_traces(environment, tasks.scripts, _demonstrator(tokenizer), options.workers)
+        traces = record_traces(environment, tasks.scripts, demonstrator(tokenizer), options.workers)
         _write_lines(options.out / "demonstrations.jsonl", [trace.to_dict() for trace in traces])
         recorded = time.monotonic()
         policy, loss = warmed_policy(run, len(tokenizer), traces, options.warm_up_steps)
@@ -215,11 +146,6 @@ def train_tiny_policy(options: argparse.Namespace) -> dict[str, Any]:
     }
     _write_lines(options.out / "summary.json", [summary])
     return summary
-
-
-def _demonstrator(tokenizer: Any) -> ChatFormat:
-    """The chat format with any tool, which does not change how actions are written."""
-    return ChatFormat(tokenizer, [{"type": "function", "function": {"name": "finish"}}])
 
 
 def _report(line: dict[str, Any]) -> None:
