@@ -123,7 +123,7 @@ def warm_start(scale: config.Scale, task_name: str, folder: Path) -> None:
     from sao.runlog import EVALUATION_COLUMNS, append_records
 
     task = scale.task(task_name)
-    environment = make_environment(task)
+    environment = make_environment(task, scale.model)
     progress = Progress(f"{scale.name} {task_name} warm start")
     policy = train_policy(scale, environment, PREPARATION_SEED, progress)
 
@@ -152,7 +152,7 @@ def values(scale: config.Scale, task_name: str, folder: Path, frozen: Frozen, re
 
     prepared = require_preparation(results, scale.name, task_name, "warm_start")
     policy = on_device(load_policy(prepared / "policy"), scale.device)
-    environment = make_environment(scale.task(task_name))
+    environment = make_environment(scale.task(task_name), scale.model, results)
     progress = Progress(f"{scale.name} {task_name} value model ({frozen} frozen)")
     value_model = train_value_model(scale, environment, policy, frozen, PREPARATION_SEED, progress)
 

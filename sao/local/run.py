@@ -53,7 +53,7 @@ class LocalRun:
         self.directory, self.run = directory, directory.config
         torch.set_num_threads(1)
         self.started, self.cpu_started = time.monotonic(), time.process_time()
-        self.environment = make_environment(self.run.task)
+        self.environment = make_environment(self.run.task, self.run.model, results)
         warm_start = require_preparation(results, self.run.scale, self.run.task.name, "warm_start")
         policy = on_device(load_policy(warm_start / "policy"), self.run.device)
         self.trainer = Trainer(self.run, policy, self._value_model(policy, results))

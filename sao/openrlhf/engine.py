@@ -136,11 +136,11 @@ class RolloutEngine(_OpenRLHFEngine):
         self._weights_arrived = self._paused = False
         await super().__init__(*arguments, **settings)
 
-    async def configure(self, run: RunConfig) -> None:
+    async def configure(self, run: RunConfig, results: str = "results") -> None:
         """Set what the run says about sampling, and open its environment."""
         self.recompute_kv = run.sampling.recompute_kv
         check_sampling(sampling_parameters(run.sampling.temperature))
-        self.executor.configure(run)
+        self.executor.configure(run, results)
 
     async def sample_action(
         self,

@@ -2,7 +2,8 @@
 
 OpenRLHF loads this file by its path (`--train.agent_func_path`) and makes an `AgentExecutor` in every engine.
 An episode runs beside the engine's event loop and under a time limit. What goes wrong in it says nothing
-about the policy: the trajectory is invalid. What goes wrong in sampling stops the run.
+about the policy: the trajectory is invalid. What goes wrong in sampling stops the run, and so does an
+environment that says that it cannot be used.
 """
 
 import asyncio
@@ -20,7 +21,14 @@ from openrlhf.utils.agent import AgentExecutorBase, AgentInstanceBase
 
 from sao.config import RunConfig
 from sao.environments import make_environment
-from sao.environments.base import Environment, EnvironmentFailure, Episode, Instance, StepResult
+from sao.environments.base import (
+    Environment,
+    EnvironmentFailure,
+    EnvironmentUnusable,
+    Episode,
+    Instance,
+    StepResult,
+)
 from sao.openrlhf.engine import Action, SamplingError, check_sampling
 from sao.openrlhf.stream import milliseconds
 from sao.trajectory import Status, Trajectory
@@ -55,7 +63,7 @@ class Answer:
 async def limited(function: Callable[..., Result], *arguments: Any, seconds: float) -> Result:
     """The result of a blocking function run beside the event loop; EnvironmentFailure when it fails or hangs.
 
-    A thread that hangs is left behind and does not keep the process from ending.
+    EnvironmentUnusable passes. A thread that hangs is left behind and does not keep the process from ending.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Result] = loop.create_future()
@@ -78,7 +86,7 @@ async def limited(function: Callable[..., Result], *arguments: Any, seconds: flo
         return await asyncio.wait_for(future, seconds)
     except TimeoutError:
         raise EnvironmentFailure(f"no answer within {seconds:g} s") from None
-    except EnvironmentFailure:
+    except (EnvironmentFailure, EnvironmentUnusable):
         raise
     except Exception as error:
         raise EnvironmentFailure(f"{type(error).__name__}: {error}") from error
@@ -150,9 +158,9 @@ class AgentExecutor(AgentExecutorBase):
         self.environment: Environment | None = None
         self.seconds = TIME_LIMIT_SECONDS
 
-    def configure(self, run: RunConfig) -> None:
-        """Opens the environment of a run."""
-        self.environment = make_environment(run.task)
+    def configure(self, run: RunConfig, results: str = "results") -> None:
+        """Opens the environment of a run, whose data lies below `results`."""
+        self.environment = make_environment(run.task, run.model, results)
 
     async def execute(
         self,

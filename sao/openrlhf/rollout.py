@@ -69,11 +69,12 @@ class HeldOut:
 
 
 class RolloutStream:
-    """See the module's text; `strategy.args.sao` is the run's `RunConfig`."""
+    """See the module's text; `strategy.args` holds the run's `RunConfig` (`sao`) and its `run_settings`."""
 
     def __init__(self, pretrain: str, strategy: Any, vllm_engines: list[Any], **unused: Any) -> None:
         self.run: RunConfig = strategy.args.sao
-        self.environment: Environment = make_environment(self.run.task)
+        self.results: str = strategy.args.run_settings.results
+        self.environment: Environment = make_environment(self.run.task, self.run.model, self.results)
         self.engines = vllm_engines
         self.stream = Stream(self.run, self.environment.instances("train"))
         self._load = dict.fromkeys(range(len(vllm_engines)), 0)
@@ -87,7 +88,7 @@ class RolloutStream:
 
     async def start(self, version: int) -> None:
         """Opens the engines' environments and begins to sample with the weights of `version`."""
-        await asyncio.gather(*(engine.configure.remote(self.run) for engine in self.engines))
+        await asyncio.gather(*(engine.configure.remote(self.run, self.results) for engine in self.engines))
         self.stream.begin(version)
         self._fill()
 

@@ -68,7 +68,7 @@ class TrainingRun(ppo_trainer.BasePPOTrainer):
         self.checkpoint, self.driver = settings.checkpoint, settings.driver
         self.directory = RunDirectory(settings.directory, self.run, settings.command, None)
         self.directory.attempt = settings.attempt
-        self.environment = make_environment(self.run.task)
+        self.environment = make_environment(self.run.task, self.run.model, settings.results)
         self.stream = ray.remote(RolloutStream).remote(pretrain, strategy, vllm_engines)
         self.started = time.monotonic()
         self.totals: dict[str, Any] = {"wall_seconds": 0.0, "cpu_seconds": 0.0, "sampler_tokens": 0}
