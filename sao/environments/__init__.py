@@ -16,7 +16,7 @@ def make_environment(task: "Task", model: "Model | None" = None, results: str = 
 
     Tasks on a data set speak the chat format of `model`, the released one that is trained, and read their set
     below `results`; the others need neither. Raises ValueError, with the mend, when the block's instances
-    cannot fill its pools, when data, model, tool or judge are not there, or where nothing here builds it.
+    cannot fill its pools, when data, model, tool or judge are missing, or where nothing here builds the task.
     """
     if task.environment == "python_math":
         from evaluation.math.arithmetic import arithmetic_environment  # brings the tool and the graders
@@ -25,11 +25,15 @@ def make_environment(task: "Task", model: "Model | None" = None, results: str = 
     if task.environment == "writing":
         from evaluation.writing.environment import writing_environment  # brings the judge
 
-        return writing_environment(task)
+        return writing_environment(task, results)
+    if task.environment == "math":
+        from evaluation.math.competition import competition_environment
+
+        return competition_environment(task, released(task, model), results)
     if task.environment == "judged_style":
         from evaluation.writing.environment import environment_of_data_set
 
-        return environment_of_data_set(task)
+        return environment_of_data_set(task, released(task, model), results)
     if task.environment == "swe":
         from evaluation.swe.environment import environment_of_data_set as swe_environment_of_data_set
 
