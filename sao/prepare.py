@@ -207,11 +207,22 @@ def prepare(options: argparse.Namespace) -> int:
     import torch
 
     torch.set_num_threads(1)
-    if options.step == "warm-start":
+    if scale.task(options.task).environment == "swe_tiny":
+        _prepare_attempts(scale, options, folder)
+    elif options.step == "warm-start":
         warm_start(scale, options.task, folder)
     else:
         values(scale, options.task, folder, options.frozen, options.results)
     return 0
+
+
+def _prepare_attempts(scale: config.Scale, options: argparse.Namespace, folder: Path) -> None:
+    from sao.local import swe_preparation
+
+    if options.step == "warm-start":
+        swe_preparation.warm_start(scale, options.task, folder)
+    else:
+        swe_preparation.values(scale, options.task, folder, options.frozen, options.results)
 
 
 def _prepare_released(scale: config.Scale, options: argparse.Namespace, folder: Path) -> int:

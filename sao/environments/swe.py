@@ -12,8 +12,9 @@ scaffold, and a history that the SDK altered, says nothing about the policy: Env
 
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -86,6 +87,7 @@ class SWEEnvironment:
     ) -> None:
         self.scaffold, self.recorder = scaffold, recorder
         self.counts: Counter[str] = Counter()
+        self._traces: Iterator[Trajectory] = iter(())
         self._lock = threading.Lock()
         self._instances: dict[Split, list[Instance]] = {
             "train": [instance_of(row) for row in train],
@@ -106,9 +108,19 @@ class SWEEnvironment:
         """No attempt can be stepped: raises RuntimeError."""
         raise RuntimeError("an attempt at a task of software engineering is run as a whole, by `rollout`")
 
+    def demonstrate(self, traces: Sequence[Trajectory]) -> None:
+        """Have `demonstration` give these recorded traces in turn, over and over."""
+        self._traces = cycle(traces)
+
     def demonstration(self, rng: np.random.Generator) -> tuple[list[int], list[bool], float]:
-        """There is no demonstrator of single episodes: raises RuntimeError."""
-        raise RuntimeError("a task of software engineering has recorded traces in place of demonstrations")
+        """Return the next trace: its token ids, a mask that is true on action tokens, and its reward.
+
+        Raises RuntimeError where no traces were recorded.
+        """
+        trace = next(self._traces, None)
+        if trace is None:
+            raise RuntimeError("no traces were recorded: a scaffold records them, no demonstrator plays here")
+        return trace.token_ids.tolist(), trace.action_mask.tolist(), trace.reward
 
     def rollout(
         self, instance: Instance, index: int = -1, group_id: int = -1, engine: Any = None

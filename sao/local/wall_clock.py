@@ -18,6 +18,7 @@ from transformers import Qwen3MoeForCausalLM
 from sao import metrics
 from sao.background_server import BackgroundServer
 from sao.config import RunConfig
+from sao.config_scales import ScaleSettings
 from sao.environments.base import EnvironmentFailure, Instance
 from sao.local.batching import BatchedEngine
 from sao.local.decode import DecodeEngine
@@ -39,9 +40,9 @@ class ServedPolicy:
     url: str
 
     def __init__(
-        self, policy: Qwen3MoeForCausalLM, run: RunConfig, model: str, key: str | None = None
+        self, policy: Qwen3MoeForCausalLM, scale: ScaleSettings, model: str, key: str | None = None
     ) -> None:
-        settings = run.sampler
+        settings = scale.sampler
         engine = DecodeEngine(policy, settings.slots, settings.max_tokens, settings.rounding)
         self.model, self.engine = model, BatchedEngine(engine)
         self._server = BackgroundServer(Server(self.engine, None, model, key).app())

@@ -39,7 +39,6 @@ with `sao.openrlhf.weights.weight_hashes(named_tensors, dtype)` of the trainer's
 """
 
 import asyncio
-from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -50,22 +49,13 @@ from sao.environments.base import Environment, Instance
 from sao.openrlhf.engine import sampling_parameters
 from sao.openrlhf.environment import Answer, Ask
 from sao.openrlhf.stream import Request, Stream, StreamedBatch
-from sao.trajectory import Trajectory
+from sao.step_log import HeldOut
 
 EVALUATION_ATTEMPTS = 3  # of a held-out problem whose environment breaks
 
 
 class RolloutError(RuntimeError):
     """Sampling cannot go on; the message says why and what to do."""
-
-
-@dataclass(frozen=True)
-class HeldOut:
-    """One sample of a held-out problem; `trajectory` is None where its environment broke each time."""
-
-    instance: Instance
-    trajectory: Trajectory | None
-    details: dict[str, str | int]
 
 
 class RolloutStream:
