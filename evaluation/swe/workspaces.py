@@ -25,7 +25,14 @@ from openhands.sdk.workspace import RemoteWorkspace
 
 from evaluation.swe.changes import base_script, change_script, checked_base, checked_change
 from evaluation.swe.protocol import REPOSITORY
-from evaluation.swe.sandbox import Sandbox, SandboxError, end, image_folder, require_bubblewrap
+from evaluation.swe.sandbox import (
+    MEMORY_BYTES,
+    Sandbox,
+    SandboxError,
+    end,
+    image_folder,
+    require_bubblewrap,
+)
 from evaluation.swe.tasks import Task
 from evaluation.swe.versions import OFFLINE
 from sao.environments.base import EnvironmentFailure
@@ -155,6 +162,7 @@ class ServerParent:
             "directory": directory,
             "port": port,
             "log": str(log.absolute()),
+            "memory_bytes": MEMORY_BYTES,
         }
         with self._lock:
             assert self._process.stdin
