@@ -44,6 +44,7 @@ class TinySWETask(Scaffolded):
         "five tiny tasks made here in the form of SWE-Bench, over OpenHands"
     )
     name: str = key("name of the task in tables and folders", pattern=r"^[a-z][a-z0-9_]*$")
+    tasks: int = key("how many of them, the easiest first", ge=3, le=5)
     max_tokens: int = count("longest trajectory: prompt, actions and observations (tokens)")
     max_turns: int = count("most actions of a trajectory")
 

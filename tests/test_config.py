@@ -182,7 +182,7 @@ def test_row_files_state_only_what_differs_from_sao() -> None:
 
 
 def test_every_row_resolves_at_every_scale_of_its_domain() -> None:
-    local = {"cpu", "cpu_long", "cpu_math", "cpu_plain", "smoke", "smoke_math", "gpu", "gpu_math"}
+    local = {"cpu", "cpu_long", "cpu_math", "cpu_plain", "smoke", "smoke_math", "gpu", "gpu_math", "swe_tiny"}
     smoke = {
         "openrlhf_smoke",
         "openrlhf_smoke_math",
@@ -511,7 +511,7 @@ def test_command_line(capsys: pytest.CaptureFixture[str], experiments: Path) -> 
         and resolve("vapo", "cpu", 2).digest() in shown
     )
     assert config.main(["check"]) == 0
-    assert "25 rows at 17 scales are valid" in capsys.readouterr().out
+    assert "25 rows at 18 scales are valid" in capsys.readouterr().out
     assert config.main(["show", "vap"]) == 2
     assert "did you mean vapo?" in capsys.readouterr().err
     (experiments / "rows" / "vapo.yaml").write_text("title: x\ncritic: {freezed: none}\n")

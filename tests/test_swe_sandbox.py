@@ -35,9 +35,7 @@ def test_memory_of_a_process_is_limited(opened: Sandbox, monkeypatch: pytest.Mon
 
 def test_nothing_inside_raises_the_limit(opened: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox, "MEMORY_BYTES", 2**29)
-    _, said = opened.run(
-        ["bash", "-c", "ulimit -v unlimited; prlimit --as=unlimited --pid $$; ulimit -v"]
-    )
+    _, said = opened.run(["bash", "-c", "ulimit -v unlimited; prlimit --as=unlimited --pid $$; ulimit -v"])
     assert said.decode().splitlines()[-1] == str(2**29 // 1024) and b"not permitted" in said
 
 

@@ -130,7 +130,7 @@ def environment_of_data_set(task: "SWETask", model: "Model", results: str) -> Sc
 @cache
 def tiny_environment(task: "TinySWETask") -> ScaffoldEnvironment:
     """The environment of a `swe_tiny` task block, one in a process."""
-    tasks = TinyTasks.described()
+    tasks = TinyTasks.described(task.tasks)
     tokenizer = tiny_tokenizer(tasks.scripts, tasks.titles)
     made = (tiny_environment, (task,))
     return ScaffoldEnvironment(task, tasks.rows, tokenizer, token_texts(tokenizer), made, build_tiny_tasks)

@@ -42,10 +42,10 @@ class TinyTasks:
         return cls(rows, scripts, [task["problem"].splitlines()[0] for task in described])
 
     @classmethod
-    def described(cls) -> "TinyTasks":
-        """All of them, and no file is left."""
+    def described(cls, count: int | None = None) -> "TinyTasks":
+        """The same, and no file is left."""
         with tempfile.TemporaryDirectory(prefix="swe-tiny-") as folder:
-            return cls.build(Path(folder))
+            return cls.build(Path(folder), count)
 
 
 class ScriptedEngine:

@@ -20,12 +20,19 @@ def sample_attempts(
     environment: SWEEnvironment,
     policy: Qwen3MoeForCausalLM,
     instances: Sequence[Instance],
+    rounding: str,
     version: int = 0,
 ) -> list[Trajectory | None]:
-    """One attempt at each instance with weights of `version`; None where its environment broke each time."""
+    """One attempt at each instance with weights of `version`; None where its environment broke each time.
+
+    `rounding` is that of the sampler's copy of the weights.
+    """
     from evaluation.endpoint import Endpoint
 
-    with ServedPolicy(policy, scale, MODEL_NAME) as served, ThreadPoolExecutor(scale.sampler.slots) as pool:
+    with (
+        ServedPolicy(policy, scale, MODEL_NAME, rounding=rounding) as served,
+        ThreadPoolExecutor(scale.sampler.slots) as pool,
+    ):
         served.load(policy, version)
         endpoint = Endpoint(served.url, MODEL_NAME)
 

@@ -42,7 +42,7 @@ def warm_start(scale: config.Scale, task: str, folder: Path) -> None:
         progress = Progress(f"{scale.name} {task} warm start")
         policy = train_policy(scale, environment, PREPARATION_SEED, progress)
         held_out = environment.instances("held_out") * scale.evaluation.runs_per_problem
-        sampled = sample_attempts(scale, environment, policy, held_out)
+        sampled = sample_attempts(scale, environment, policy, held_out, rounding="none")
     finally:
         environment.close()
     lines = held_out_lines([HeldOut(*pair) for pair in zip(held_out, sampled, strict=True)], task, step=0)
@@ -81,7 +81,7 @@ def values(scale: config.Scale, task: str, folder: Path, frozen: Frozen, results
     try:
         pool = environment.instances("train")
         instances = [pool[index % len(pool)] for index in range(scale.value_pretraining.rollouts)]
-        attempts = sample_attempts(scale, environment, policy, instances)
+        attempts = sample_attempts(scale, environment, policy, instances, scale.sampler.rounding)
     finally:
         environment.close()
     usable = [attempt for attempt in attempts if attempt is not None and attempt.usable]
