@@ -17,6 +17,7 @@ import pkgutil
 import resource
 import struct
 import sys
+import tempfile
 import traceback
 from typing import Any
 
@@ -92,6 +93,7 @@ def _give_up_rights() -> None:
 def _serve(environment: dict[str, str], port: int) -> None:
     os.environ.clear()
     os.environ.update(environment)
+    tempfile.tempdir = None  # an import may have settled on the caller's folder, which is not inside
     from openhands.agent_server import __main__ as server
     from openhands.agent_server import config
 

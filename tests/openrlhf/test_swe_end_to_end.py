@@ -47,11 +47,12 @@ def short_run() -> RunConfig:
 
 
 TRAIN = """\
-import sys
+import signal, sys
 from pathlib import Path
 from test_swe_end_to_end import short_run
 from sao.runlog import RunDirectory
-from sao.train import interruptible, train_and_seal
+from sao.train import train_and_seal
+signal.signal(signal.SIGTERM, signal.default_int_handler)
 with RunDirectory.open(Path(sys.argv[1]) / "run", short_run(), "python -c") as directory:
     sys.exit(train_and_seal(directory, sys.argv[1]))
 """
@@ -74,9 +75,8 @@ class Training:
         self.temporary.mkdir()
         paths = os.pathsep.join(map(str, (REPOSITORY, Path(__file__).parent)))
         environment = os.environ | {"PYTHONPATH": paths, "TMPDIR": str(self.temporary)}
-        code = TRAIN.replace("interruptible, ", "")
         self.process = subprocess.Popen(
-            [sys.executable, "-c", code, str(self.results)],
+            [sys.executable, "-c", TRAIN, str(self.results)],
             cwd=REPOSITORY,
             env=environment | {"SAO_OPENHANDS_PYTHON": str(OPENHANDS), "RAY_TMPDIR": "/tmp"},
             stdout=subprocess.PIPE,
@@ -151,17 +151,22 @@ def test_a_finished_run_leaves_no_worker_and_no_folder(finished: Training) -> No
     finished.wait_until_nothing_is_left()
 
 
-def test_sigterm_and_a_killed_engine_leave_no_worker_and_no_folder(prepared: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("end", ["sigterm", "engine killed"])
+def test_an_end_before_its_time_leaves_no_worker_and_no_folder(
+    prepared: Path, tmp_path: Path, end: str
+) -> None:
     training = Training(prepared, tmp_path)
     deadline = time.monotonic() + START_SECONDS
     while len(training.left()) < 3:  # folder and two workers are there
         assert training.process.poll() is None and time.monotonic() < deadline
         time.sleep(0.2)
-    [driver] = psutil.Process(training.process.pid).children()
-    engines = [one for one in driver.children(recursive=True) if "RolloutEngine" in " ".join(one.cmdline())]
-    assert len(engines) == 1
-    engines[0].kill()
-    training.wait_until_nothing_is_left()
-    training.process.send_signal(signal.SIGTERM)
-    training.process.communicate(timeout=END_SECONDS)
+    if end == "sigterm":
+        training.process.send_signal(signal.SIGTERM)
+    else:
+        [driver] = psutil.Process(training.process.pid).children()
+        started = driver.children(recursive=True)
+        [engine] = [one for one in started if "RolloutEngine" in " ".join(one.cmdline())]
+        engine.kill()
+    output, _ = training.process.communicate(timeout=END_SECONDS + 60)
+    assert training.process.returncode == (130 if end == "sigterm" else 1), output
     training.wait_until_nothing_is_left()
