@@ -15,11 +15,13 @@ import yaml
 from evaluation.data_files import DataError, read_pins
 from evaluation.math.protocol import BENCHMARKS
 from evaluation.math.targets import scale_benchmarks, with_evaluations
+from evaluation.swe.contamination import require_checked
+from evaluation.swe.tasks import TaskError
 from evaluation.training_data import SETS, fetch_command, fetched_file, fetched_rows
 from evaluation.writing.judge import URL_VARIABLE
 from sao.cluster_plan import disk_left
 from sao.config import Scale, load_scale
-from sao.config_tasks import DataTask, JudgedStyles
+from sao.config_tasks import DataTask, JudgedStyles, Scaffolded
 from sao.costs import local_disk_left, plan_table
 from sao.grid import Grid, GridError, open_grid
 from sao.jobs import evaluation_request
@@ -67,10 +69,15 @@ def data_findings(scale: Scale, results: str, sets: Path = SETS) -> list[Finding
 
 
 def _fetched_finding(name: str, loader: str, results: str) -> Finding:
-    """Whether a set's file is whole and holds the recorded rows; that of `loader` swe is not read."""
+    """Whether a set's file is whole and holds the recorded rows; of `loader` swe, whether it was compared.
+
+    That is, with SWE-Bench Verified.
+    """
     try:
+        if loader == "swe":
+            require_checked(fetched_file(name, results))
         rows = None if loader == "swe" else fetched_rows(name, results)
-    except DataError as error:
+    except (DataError, TaskError) as error:
         said, _, mend = str(error).rpartition("; ")
         return Finding(f"data {name}", said, mend)
     count = "" if rows is None else f", {len(rows):,} rows"
@@ -96,7 +103,9 @@ def task_findings(scale: Scale) -> list[Finding]:
     tasks = [task for _, task in scale.tasks if task is not None]
     found = [sandbox_finding()] if any(task.environment in ("python_math", "math") for task in tasks) else []
     found += [judge_finding(task.judge) for task in tasks if isinstance(task, JudgedStyles)]
-    return found + ([docker_finding()] if scale.tasks.coding is not None else [])
+    scaffolded = [task for task in tasks if isinstance(task, Scaffolded)]
+    with_docker = any("docker" in (task.workspace, task.grading) for task in scaffolded)
+    return found + ([docker_finding()] if with_docker else [])
 
 
 def docker_finding() -> Finding:

@@ -197,6 +197,12 @@ def test_tasks_need_sandbox_and_judge(commands: Path, monkeypatch: pytest.Monkey
     assert not planning.judge_finding("GLM-4.7").missing
 
 
+def test_docker_is_looked_for_where_a_task_uses_it() -> None:
+    for scale, expected in (("paper_swe", True), ("swe_tiny", False), ("paper_math", False)):
+        subjects = [found.subject for found in planning.task_findings(load_scale(scale))]
+        assert ("Docker" in subjects) == expected
+
+
 def test_data_must_be_fetched(tmp_path: Path) -> None:
     found = by_subject(planning.data_findings(load_scale("paper_math"), str(tmp_path)))
     file = tmp_path / "data" / "math_prompts.jsonl"
@@ -213,6 +219,11 @@ def test_data_must_be_fetched(tmp_path: Path) -> None:
     assert damaged.mend == "mend or remove the line" and "line 1: is no JSON object" in damaged.found
     (swe,) = planning.data_findings(load_scale("paper_swe"), str(tmp_path))
     assert "python -m evaluation.swe.datasets convert swe_rebench --out" in swe.mend
+    tasks = tmp_path / "data/swe_tasks.jsonl"
+    tasks.write_text("{}\n")
+    (swe,) = planning.data_findings(load_scale("paper_swe"), str(tmp_path))
+    assert "was not compared with SWE-Bench Verified" in swe.found
+    assert f"python -m evaluation.swe.datasets check {tasks} --clean {tasks}" in swe.mend
     (unknown,) = planning.data_findings(load_scale("paper_swe"), str(tmp_path), sets=tmp_path / "none.yaml")
     assert unknown.mend == "add it there"
 
