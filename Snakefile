@@ -11,7 +11,7 @@
 #   snakemake --report workflow.html                               Snakemake's own report of what is made
 #
 # Switches: --config scale=cpu results=results seeds=5 runs=FOLDER beside=FOLDER endpoint=URL model=NAME
-# openrlhf_python=FILE; for swe those of docs/swe.md
+# benchmarks=FOLDER openrlhf_python=FILE; for swe those of docs/swe.md
 import os
 import signal
 import sys
@@ -22,6 +22,8 @@ from snakemake.utils import min_version
 
 from evaluation.math.targets import (
     endpoint_options,
+    evaluation_environment,
+    evaluation_python,
     policy_pattern,
     policy_seals,
     untrained_rows,
@@ -269,17 +271,18 @@ rule evaluate_math:
         benchmark="(?!swe_)[a-z0-9_]+",
     retries: 1
     conda:
-        "environment.yml"
+        evaluation_environment(GRID, config)
     threads: GRID.evaluating().cores
     resources:
         **resources(lambda wildcards: GRID.evaluating()),
+        python=evaluation_python(GRID, config),
         # No parameter: those of a finished evaluation may change, and its address is no part of what it measured.
         endpoint=lambda wildcards: endpoint_options(config, wildcards.policy, GRID.rows),
     params:
         results=lambda wildcards: GRID.results,
         scale=GRID.scale,
     shell:
-        "python -u -m evaluation.math.runner --results {params.results:q} --row {wildcards.policy} --scale {params.scale}"
+        "{resources.python} -u -m evaluation.math.runner --results {params.results:q} --row {wildcards.policy} --scale {params.scale}"
         " --seed {wildcards.policy_seed} --step {wildcards.step} --benchmark {wildcards.benchmark} {resources.endpoint}"
         " 2>&1 | tee -i {log:q}"
 

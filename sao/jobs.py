@@ -86,7 +86,8 @@ def preparation_request(scale: ScaleSettings, step: str) -> Request:
 def evaluation_request(scale: ScaleSettings) -> Request:
     """The job of one evaluation on a benchmark: one engine, or the local server."""
     if scale.job is None or scale.cluster is None or scale.device is None:
-        return Request(cores=2, memory_mb=2 * LOCAL_MEMORY_MB)
+        engine_memory = 1000 * scale.job.memory_gb_per_node if scale.job and scale.model.path else 0
+        return Request(cores=2, memory_mb=max(2 * LOCAL_MEMORY_MB, int(engine_memory)))
     engine = scale.cluster.engines.tensor_parallel
     share = min(engine / max(scale.job.gpus_per_node, 1), 1.0)
     return Request(

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from evaluation.math.protocol import BENCHMARKS
-from sao.config import Scale, load_scale
+from sao.config import Scale, load_scale, scale_names
 from sao.grid import Grid, alternatives
 
 BASE_ROWS = {"base_python": "initial_policy", "sft_python": "policy"}
@@ -21,9 +21,34 @@ def with_python(row: str) -> str:
     return row.replace("_no_python", "_python")
 
 
-def untrained_rows() -> list[str]:
-    """Rows of Table 1 that are not trained by reinforcement learning, with and without the tool."""
-    return [form for row in BASE_ROWS for form in (row, row.replace("_python", "_no_python"))]
+def untrained_rows(scale: Scale | None = None) -> list[str]:
+    """Rows of Table 1 that are not trained by reinforcement learning, with and without the tool.
+
+    At a scale whose released model is not fine-tuned there is none of the fine-tuned one.
+    """
+    tuned = scale is None or scale.warm_start is not None or scale.sft is not None
+    rows = [row for row in BASE_ROWS if tuned or row != "sft_python"]
+    return [form for row in rows for form in (row, row.replace("_python", "_no_python"))]
+
+
+def served_by_vllm(scale: Scale) -> bool:
+    """Whether an evaluation starts vLLM: released models are beyond the local engine."""
+    return scale.model.path is not None
+
+
+def evaluation_environment(grid: Grid, switches: Mapping[str, object]) -> str:
+    """Conda file of the jobs that evaluate: OpenRLHF's where they start vLLM."""
+    return "experiments/environments/openrlhf.yaml" if _starts_vllm(grid, switches) else "environment.yml"
+
+
+def evaluation_python(grid: Grid, switches: Mapping[str, object]) -> str:
+    """The interpreter of those jobs, quoted for a shell; `openrlhf_python` names the one with vLLM."""
+    return shlex.quote(grid.openrlhf_python or "python") if _starts_vllm(grid, switches) else "python"
+
+
+def _starts_vllm(grid: Grid, switches: Mapping[str, object]) -> bool:
+    known = grid.trains or grid.scale in scale_names()
+    return known and "endpoint" not in switches and served_by_vllm(load_scale(grid.scale))
 
 
 def policy_seals(scale: Scale, root: str, row: str, seed: int | str) -> list[str]:
@@ -45,13 +70,14 @@ def policy_pattern(rows: Iterable[str], served: bool) -> str:
 
 
 def endpoint_options(switches: Mapping[str, object], row: str, rows: Collection[str]) -> str:
-    """Runner's options for the workflow's switches `endpoint` and `model`, quoted for a shell.
+    """Runner's options for the workflow's switches `endpoint`, `model` and `benchmarks`, quoted for a shell.
 
     A model that is no row of the scale is a reference model, which is asked in chat messages.
     """
+    words = ["--data-dir", str(switches["benchmarks"])] if "benchmarks" in switches else []
     if "endpoint" not in switches:
-        return ""
-    words = ["--endpoint", str(switches["endpoint"])]
+        return shlex.join(words)
+    words += ["--endpoint", str(switches["endpoint"])]
     words += ["--model", str(switches["model"])] if "model" in switches else []
     words += [] if row in {*rows, *untrained_rows()} else ["--chat"]
     return shlex.join(words)
@@ -76,7 +102,7 @@ def evaluation_seals(
     if not benchmarks:
         return {}
     last = scale.evaluation.steps[-1]
-    places = {row: [f"{row}/seed0/step0"] for row in untrained_rows()}
+    places = {row: [f"{row}/seed0/step0"] for row in untrained_rows(scale)}
     places |= {row: [f"{row}/seed{seed}/step{last}" for seed in seeds] for row in trained}
     return {
         row: tuple(f"{root}/evaluations/{place}/{name}/seal.json" for place in there for name in benchmarks)
