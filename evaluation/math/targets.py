@@ -8,9 +8,13 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from evaluation.data_files import read_pins
 from evaluation.math.protocol import BENCHMARKS
+from evaluation.training_data import SETS, fetched_file
 from sao.config import Scale, load_scale, scale_names
+from sao.config_tasks import DataTask
 from sao.grid import Grid, alternatives
+from sao.openrlhf.sft_flags import traces_file
 
 BASE_ROWS = {"base_python": "initial_policy", "sft_python": "policy"}
 """Rows without training by the folder of their policy in the warm start; each also without the tool."""
@@ -81,6 +85,68 @@ def endpoint_options(switches: Mapping[str, object], row: str, rows: Collection[
     words += ["--model", str(switches["model"])] if "model" in switches else []
     words += [] if row in {*rows, *untrained_rows()} else ["--chat"]
     return shlex.join(words)
+
+
+def traces_folder(scale: Scale, results: str) -> str:
+    """Where the teacher's attempts lie that a scale's fine-tuning chooses from."""
+    task = scale.tasks.reasoning
+    return f"{results}/{scale.name}/prepare/{task.name if task else 'none'}/traces"
+
+
+def data_inputs(grid: Grid, task_name: str) -> list[str]:
+    """The fetched set of a task, where the workflow has to fetch it first; empty where it is there."""
+    task = load_scale(grid.scale).task(task_name)
+    return _to_fetch(task.data, grid.results) if isinstance(task, DataTask) else []
+
+
+def values_inputs(grid: Grid, task: str, frozen: str) -> list[str]:
+    """What value pretraining starts from; nothing once it is finished."""
+    finished = Path(grid.root, "prepare", task, f"values_{frozen}", "seal.json").exists()
+    return [] if finished else grid.values_inputs(task) + data_inputs(grid, task)
+
+
+def traces_inputs(grid: Grid, task: str) -> list[str]:
+    """What the teacher starts from, where it has to be fetched first; nothing once it is finished."""
+    scale = load_scale(grid.scale)
+    if scale.sft is None or Path(grid.root, "prepare", task, "traces", "seal.json").exists():
+        return []
+    return _to_fetch(scale.sft.data, grid.results)
+
+
+def warm_start_inputs(grid: Grid, task: str) -> list[str]:
+    """The traces that a scale fine-tunes on, where they are not there yet; nothing once it is finished."""
+    scale = load_scale(grid.scale)
+    if scale.sft is None or Path(grid.root, "prepare", task, "warm_start", "seal.json").exists():
+        return []
+    file = traces_file(scale.sft, grid.results)
+    return [] if file.exists() else [str(file)]
+
+
+def training_inputs(grid: Grid, row: str, seed: str) -> list[str]:
+    """What a run starts from: its preparation and its data; a finished run needs none."""
+    run = grid.run(row, seed)
+    task = run.settings.task.name if run.settings else ""
+    return [] if run.finished else [*grid.preparation(row, seed), *data_inputs(grid, task)]
+
+
+def fetched_sets() -> list[str]:
+    """Names of the sets that `evaluation.training_data` fetches."""
+    return [name for name, pin in read_pins(SETS).items() if pin["loader"] != "swe"]
+
+
+def _to_fetch(name: str, results: str) -> list[str]:
+    file = fetched_file(name, results)
+    return [str(file)] if name in fetched_sets() and not file.exists() else []
+
+
+def benchmarks_options(switches: Mapping[str, object]) -> str:
+    """Options of `evaluation.training_data` for the workflow's switch `benchmarks`, quoted for a shell."""
+    return shlex.join(["--benchmarks-dir", str(switches["benchmarks"])]) if "benchmarks" in switches else ""
+
+
+def teacher_options(switches: Mapping[str, object]) -> str:
+    """Options of `evaluation.math.traces sample` for the switch `teacher`, quoted for a shell."""
+    return shlex.join(["--endpoint", str(switches["teacher"])]) if "teacher" in switches else ""
 
 
 def scale_benchmarks(scale: Scale) -> tuple[str, ...]:
