@@ -37,7 +37,7 @@ help:
 	@echo "make openrlhf-environment   create $(OPENRLHF_VENV): Ray, vLLM and DeepSpeed without a GPU"
 	@echo "make test-openrlhf          its tests, whole runs over OpenRLHF among them"
 	@echo "make openrlhf-rows          every row over OpenRLHF for one update"
-	@echo "make openrlhf-nightly       a GRPO + DIS row and a VAPO row over OpenRLHF for four updates"
+	@echo "make openrlhf-nightly       GRPO + DIS and VAPO over OpenRLHF for four updates, both tasks of released models"
 	@echo "make openrlhf-swe           training on tiny SWE tasks over OpenRLHF, with OpenHands (half an hour or more)"
 	@echo "make lint        ruff, snakefmt, snakemake --lint, mypy"
 	@echo "make format      rewrite the sources to the house format"
@@ -102,6 +102,7 @@ openrlhf-rows: $(OPENRLHF_STAMP)
 
 openrlhf-nightly: $(OPENRLHF_STAMP)
 	$(OPENRLHF_BIN)/python -m sao.openrlhf.rows --scale openrlhf_smoke grpo_dis vapo
+	$(OPENRLHF_BIN)/python -m pytest -m slow tests/openrlhf/test_released_tasks.py tests/openrlhf/test_served_evaluation.py
 
 openrlhf-swe: $(OPENRLHF_STAMP) $(OPENHANDS_STAMP)
 	SAO_OPENHANDS_PYTHON=$(abspath $(VENV_OPENHANDS)/bin/python) \

@@ -48,8 +48,9 @@ def train_and_seal(directory: RunDirectory, results: str) -> int:
         directory.seal()
         return 0
     attempt = make_attempt(directory, results)
-    require_preparations(directory.config, results)
     run = directory.config
+    require_preparations(run, results)
+    check_environment(run, results)
     directory.begin_attempt()
     try:
         attempt.train()
@@ -74,6 +75,19 @@ def train_and_seal(directory: RunDirectory, results: str) -> int:
         directory.end_attempt(status, attempt.cpu_seconds(), attempt.gpu_seconds(), reason)
         print(f"{run.row} seed {run.seed}: {reason}", file=sys.stderr)
     return code
+
+
+def check_environment(run: config.RunConfig, results: str) -> None:
+    """Raises ConfigError where the task lacks data, model, tool or judge, before any engine asks for them."""
+    from sao.environments import check_machine, make_environment
+
+    try:
+        make_environment(run.task, run.model, results)
+        check_machine(run.task)
+    except config.ConfigError:
+        raise
+    except ValueError as error:
+        raise config.ConfigError(f"scale {run.scale}: tasks: {error}") from error
 
 
 class Attempt(Protocol):

@@ -18,6 +18,7 @@ from evaluation.swe import machine
 from evaluation.swe.contamination import check_command, record_of
 from evaluation.swe.datasets import write_rows
 from evaluation.swe.training import ScaffoldSettings
+from sao import train
 from sao.config import ConfigError, load_scale, resolve
 from sao.config_tasks import SWETask, TinySWETask
 from sao.environments import make_environment
@@ -260,19 +261,15 @@ def test_docker_must_answer_and_its_image_be_named(tmp_path: Path, commands: Pat
     machine.check_scaffold(settings(tmp_path, image="x:{instance}"))
 
 
-def test_all_is_looked_for_before_ray_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An attempt over OpenRLHF is refused before it starts a process."""
-    from sao.openrlhf import launch
-
+def test_all_is_looked_for_before_an_engine_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run over OpenRLHF is refused before Ray or anything else starts."""
     started: list[Any] = []
     environment = make_environment(TINY)
-    monkeypatch.setattr(subprocess, "Popen", lambda *words, **_: started.append(words))
-    monkeypatch.setattr(launch, "check_versions", lambda: None)
-    monkeypatch.setenv(machine.PYTHON_VARIABLE, str(tmp_path / "none"))
     monkeypatch.setattr("sao.environments.make_environment", lambda *_: environment)
-    directory = type("Directory", (), {"config": resolve("sao_swe", "openrlhf_smoke_swe", 0)})
+    monkeypatch.setattr(subprocess, "Popen", lambda *words, **_: started.append(words))
+    monkeypatch.setenv(machine.PYTHON_VARIABLE, str(tmp_path / "none"))
     with pytest.raises(ConfigError, match=r"^task swe_tiny: .*: there is no such Python"):
-        launch.LaunchAttempt(directory, str(tmp_path))  # type: ignore[arg-type]
+        train.check_environment(resolve("sao_swe", "openrlhf_smoke_swe", 0), str(tmp_path))
     assert not started
 
 

@@ -9,7 +9,7 @@ from transformers import Qwen3MoeForCausalLM
 
 from sao import critic
 from sao.config import RunConfig
-from sao.environments import check_machine, make_environment
+from sao.environments import make_environment
 from sao.local.checkpoint import load_state, save_state
 from sao.local.evaluation import evaluate, evaluation_lines
 from sao.local.model import export_policy, load_policy, on_device
@@ -44,13 +44,9 @@ class BatchSource(Protocol):
 
 
 class LocalAttempt:
-    """One attempt at a run; nothing is loaded before `train`.
-
-    ConfigError where the task needs what this machine lacks.
-    """
+    """One attempt at a run; nothing is loaded before `train`."""
 
     def __init__(self, directory: RunDirectory, results: str) -> None:
-        check_machine(directory.config.task)
         self.directory, self.results = directory, results
         self.local: LocalRun | None = None
         self.started = time.monotonic()

@@ -16,8 +16,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from sao.config import ConfigError, RunConfig
-from sao.config_files import file_of, shown
+from sao.config import RunConfig
 from sao.openrlhf import check_installation, check_versions, flags
 from sao.openrlhf.settings import RunSettings
 from sao.prepare import require_preparation
@@ -34,15 +33,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class LaunchAttempt:
-    """One attempt at a run, in the processes of a driver.
-
-    Raises InstallationError where OpenRLHF is amiss, ConfigError where the task lacks data,
-    model, tool or judge.
-    """
+    """One attempt at a run, in the processes of a driver; InstallationError where OpenRLHF is amiss."""
 
     def __init__(self, directory: RunDirectory, results: str) -> None:
         check_versions()
-        _check_environment(directory.config, results)
         self.directory, self.results = directory, results
         self._cpu_seconds = 0.0
         self._started = time.monotonic()
@@ -121,19 +115,6 @@ class LaunchAttempt:
     def _next_step(self) -> int:
         lines = self._lines()
         return lines[-1]["step"] + 1 if lines else -self.directory.config.critic_only_steps
-
-
-def _check_environment(run: RunConfig, results: str) -> None:
-    """Raises ConfigError where the environment cannot be made, before any process of Ray asks for it."""
-    from sao.environments import check_machine, make_environment
-
-    try:
-        make_environment(run.task, run.model, results)
-        check_machine(run.task)
-    except ConfigError:
-        raise
-    except ValueError as error:
-        raise ConfigError(f"{shown(file_of('scales', run.scale))}: tasks: {error}") from error
 
 
 def _stop(driver: subprocess.Popen[bytes]) -> None:
