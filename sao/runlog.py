@@ -172,7 +172,7 @@ class RunDirectory:
         append_records(self.path / "training_trajectories.jsonl.gz", TRAINING_TRAJECTORY_COLUMNS, records)
 
     def log_dropped(self, records: list[dict[str, Any]]) -> None:
-        """Appends lines of DROPPED_COLUMNS, one per trajectory that the staleness cap dropped."""
+        """Appends lines of DROPPED_COLUMNS, one per finished trajectory that was dropped."""
         if records:
             append_records(self.path / "dropped.jsonl.gz", DROPPED_COLUMNS, records)
 

@@ -95,6 +95,9 @@ METRIC_COLUMNS: dict[str, Column] = {
         "list", "action tokens", "counts of that age: 64 bins of one update, the last one open"
     ),
     "dropped_stale": Column("int", "trajectories", "dropped since the last step for their age"),
+    "dropped_with_group": Column(
+        "int", "trajectories", "dropped since the last step because their group was given up"
+    ),
     "invalid": Column("int", "trajectories", "dropped since the last step for an environment error"),
     "filtered_groups": Column("int", "groups", "replaced by dynamic sampling since the last step"),
     "zero_variance_groups": Column("int", "groups", "groups of the batch whose rewards agree"),
@@ -189,7 +192,10 @@ TRAINING_TRAJECTORY_COLUMNS: dict[str, Column] = TRAJECTORY_COLUMNS | {
 }
 
 DROPPED_COLUMNS: dict[str, Column] = {
-    "step": _required("int", "updates", "step whose batch it was too old for"),
+    "step": _required("int", "updates", "step before whose batch it was dropped"),
+    "reason": _required(
+        "str", "", "too_old, or group_given_up: too many of its group ended in an environment error"
+    ),
     "action_tokens": _required("int", "tokens", "tokens that the policy sampled in it"),
     "reward": _required("float", "reward", "outcome as the environment scores it"),
 }

@@ -79,6 +79,7 @@ def metrics_line(
         "reward_mean": batch.outcome.mean().item(),
         "positive_share": (batch.outcome > 0).double().mean().item(),
         "dropped_stale": counters.dropped_stale,
+        "dropped_with_group": counters.dropped_with_group,
         "invalid": counters.invalid,
         "filtered_groups": counters.filtered_groups,
         "truncated": sum(trajectory.status == "truncated" for trajectory in taken.trajectories),

@@ -1,7 +1,7 @@
 """What the asynchronous schedules of both engines share: data order, queues, counts, batches, log lines."""
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -15,6 +15,7 @@ from sao.trajectory import Trajectory
 MAX_INVALID_PER_BATCH = 20  # times the batch: an environment that fails this often is broken
 MAX_FILTERED_PER_BATCH = 10  # times its groups: a policy that always succeeds (or never) still gets batches
 MAX_FAILURES_PER_TRAJECTORY = 3  # of a prompt, before another prompt takes its place
+TOO_OLD, GROUP_GIVEN_UP = "too_old", "group_given_up"  # why a finished trajectory was dropped
 
 
 class SchedulingError(RuntimeError):
@@ -47,11 +48,24 @@ class Counters:
     busy_slot_ticks: int = 0
     trainer_ticks: int = 0
     invalid: int = 0
-    dropped_stale: int = 0
-    dropped: list[tuple[int, float]] = field(default_factory=list)  # (action tokens, reward) of each of them
+    dropped: list[tuple[str, int, float]] = field(default_factory=list)  # (reason, action tokens, reward)
     filtered_groups: int = 0
     sampled_tokens: int = 0
     loads: list[tuple[int, int]] = field(default_factory=list)  # (tick, version) of new weights
+
+    def drop(self, reason: str, members: Iterable["Ended"]) -> None:
+        """Counts finished trajectories that no batch will hold."""
+        self.dropped += [(reason, member.num_action_tokens, member.reward) for member in members]
+
+    @property
+    def dropped_stale(self) -> int:
+        """Trajectories that the staleness cap dropped."""
+        return sum(reason == TOO_OLD for reason, _, _ in self.dropped)
+
+    @property
+    def dropped_with_group(self) -> int:
+        """Trajectories that were dropped with their group."""
+        return sum(reason == GROUP_GIVEN_UP for reason, _, _ in self.dropped)
 
 
 class Ended(Protocol):
@@ -86,7 +100,8 @@ class Waiting(Generic[Member]):
     def fail(self, run: RunConfig, instance: Instance, group: int, reason: str) -> None:
         """An environment error says nothing about the policy: it is counted and the prompt sampled again.
 
-        A prompt that fails time and again is given up, its group with it, and the next prompt replaces it.
+        A prompt that fails time and again is given up, its group with it, and the next prompt replaces it;
+        members that ended well are dropped, those that still run when they end.
         """
         batch = run.training.batch_trajectories
         self.counters.invalid += 1
@@ -100,11 +115,12 @@ class Waiting(Generic[Member]):
         self.to_start.appendleft((instance, group))
         if self._given_up(run, group):
             self.to_start = deque(waiting for waiting in self.to_start if waiting[1] != group)
-            self.groups.pop(group, None)
+            self.counters.drop(GROUP_GIVEN_UP, self.groups.pop(group, []))
 
     def end(self, run: RunConfig, group: int, ended: Member) -> None:
         """Queues a graded trajectory: at once when it stands alone, or with the last member of its group."""
         if self._given_up(run, group):
+            self.counters.drop(GROUP_GIVEN_UP, [ended])
             return
         members = self.groups.setdefault(group, [])
         members.append(ended)
@@ -137,8 +153,7 @@ class Waiting(Generic[Member]):
             if min(member.oldest_version for member in group) >= version - cap:
                 kept.append(group)
             else:
-                self.counters.dropped_stale += len(group)
-                self.counters.dropped += [(member.num_action_tokens, member.reward) for member in group]
+                self.counters.drop(TOO_OLD, group)
         self.ready = kept
 
     @property
@@ -200,9 +215,10 @@ def schedule_lines(taken: Taken, step: int, update_ticks: int) -> Iterator[dict[
 
 
 def dropped_lines(taken: Taken, step: int) -> list[dict[str, Any]]:
-    """Lines of the log of trajectories that the staleness cap dropped since the batch before."""
+    """Lines of the log of finished trajectories that were dropped since the batch before."""
     return [
-        {"step": step, "action_tokens": tokens, "reward": reward} for tokens, reward in taken.counters.dropped
+        {"step": step, "reason": reason, "action_tokens": tokens, "reward": reward}
+        for reason, tokens, reward in taken.counters.dropped
     ]
 
 

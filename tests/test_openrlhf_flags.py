@@ -96,7 +96,8 @@ def test_every_row_of_every_openrlhf_scale_has_a_command_line() -> None:
 def test_smoke_uses_no_cuda() -> None:
     found = options("sao", "openrlhf_smoke_two_ranks")
     assert found["--vllm.sync_backend"] == ["gloo"] and found["--ds.attn_implementation"] == ["sdpa"]
-    assert found["--actor.num_gpus_per_node"] == ["2"] and "--vllm.enforce_eager" in found
+    assert found["--actor.num_gpus_per_node"] == ["2"] and found["--ds.zero_stage"] == ["3"]
+    assert "--vllm.enforce_eager" in found
 
 
 def test_logging_is_off_unless_asked_for() -> None:

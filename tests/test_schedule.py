@@ -23,7 +23,7 @@ from sao.local.evaluation import evaluate, evaluation_lines
 from sao.local.schedule import Schedule
 from sao.runlog import EVALUATION_COLUMNS, SCHEDULE_COLUMNS
 from sao.runlog_schema import checked_record
-from sao.streaming import PromptOrder, SchedulingError, Taken, schedule_lines
+from sao.streaming import PromptOrder, SchedulingError, Taken, dropped_lines, schedule_lines
 
 BATCH = 16
 NO_LATENCY = {"latency_scale_ticks": 0.0}
@@ -426,6 +426,32 @@ def test_group_given_up_leaves_nothing_behind(uniform: Callable[..., Schedule]) 
     assert len(given_up) > 3
     assert not given_up & schedule.state.groups.keys()
     assert not given_up & {group for _, group in schedule.state.to_start}
+
+
+def test_finished_members_of_a_group_given_up_are_counted(uniform: Callable[..., Schedule]) -> None:
+    """All that started was trained on, failed, was dropped with its group, or is outstanding."""
+
+    def episode(place: int, attempt: int) -> dict[str, Any]:
+        fails = broken(place) and attempt % 6 != 5
+        return {
+            "breaks": fails,
+            "actions": 7 if broken(place) else 2,
+            "reward": 0.25 if broken(place) else 1.0,
+        }
+
+    schedule = uniform(run_config("grpo_dis"), ToyEnvironment(pool=2000, episode=episode))
+    gone, found = 0, []
+    for step, taken in enumerate(batches(schedule, 15)):
+        counters = taken.counters
+        gone += BATCH + counters.invalid + counters.dropped_with_group
+        found += dropped_lines(taken, step)
+    state = schedule.state
+    left = len(schedule.sampler.rollouts) + len(state.grading)
+    left += state.grouped_trajectories + state.ready_trajectories
+    assert state.next_index == gone + state.counters.invalid + state.counters.dropped_with_group + left
+    assert len(found) > 10
+    seen = {(line["reason"], line["action_tokens"], line["reward"]) for line in found}
+    assert seen == {("group_given_up", 21, 0.25)}  # seven actions of three tokens
 
 
 def test_environment_that_always_fails_ends_the_run(uniform: Callable[..., Schedule]) -> None:

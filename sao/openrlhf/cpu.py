@@ -11,7 +11,7 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from types import ModuleType
 from typing import Any
@@ -182,9 +182,30 @@ def sync_group(host: str, port: int, rank: int, world_size: int, device: Any) ->
 
 
 def before_distributed() -> None:
-    """Keep DeepSpeed from compiling its shared-memory all-reduce, which takes minutes."""
-    if is_needed():
-        sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None  # type: ignore[attr-defined]
+    """Keep DeepSpeed from compiling its shared-memory all-reduce, which takes minutes, and mend its gathers.
+
+    ZeRO-3 starts one gather for each parameter of a module and waits for the last alone, which is enough on a
+    CUDA stream. Over gloo the others may end later, and then overwrite what was loaded into the parameter.
+    """
+    if not is_needed():
+        return
+    from deepspeed import comm
+
+    sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None  # type: ignore[attr-defined]
+    if not isinstance(comm.all_gather_into_tensor, _Named):
+        comm.all_gather_into_tensor = _Named(_finished(comm.all_gather_into_tensor))
+
+
+def _finished(collective: Callable[..., Any]) -> Callable[..., Any]:
+    """`collective`, ended when it returns, also where it was asked to run on."""
+
+    def finished(*arguments: Any, **named: Any) -> Any:
+        work = collective(*arguments, **named)
+        if work is not None:
+            work.wait()
+        return work
+
+    return finished
 
 
 def adapted(deepspeed_config: dict[str, Any]) -> dict[str, Any]:

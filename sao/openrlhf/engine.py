@@ -23,11 +23,13 @@ from vllm import SamplingParams
 from vllm.inputs import TokensPrompt
 from vllm.sampling_params import RequestOutputKind
 from vllm.utils import random_uuid
+from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from sao.config import RunConfig
 from sao.openrlhf import cpu
 
+DEAD = "the vLLM engine is dead; its own log says why"
 WORKER = "sao.openrlhf.worker.WeightReceiver"
 LOGPROBS_MODES = ("processed_logprobs", "raw_logprobs")  # both are the full softmax at temperature 1
 # What a sampled token's log-probability must be that of: the full softmax, nothing cut, nothing penalised.
@@ -113,6 +115,31 @@ class Action:
         self.versions.append(version)
 
 
+class Outputs:
+    """Knows when all that vLLM's engine process has returned lies with the requests that it belongs to.
+
+    vLLM hands over one step's outputs after the other: when it asks for the next, it is done with the last.
+    """
+
+    def __init__(self, core: Any) -> None:
+        self._queue, self._take = core.outputs_queue, core.get_output_async
+        self._asked_for_more = False
+        core.get_output_async = self._next
+        self._queue.put_nowait(
+            EngineCoreOutputs()
+        )  # vLLM may be waiting for one already, not through `_next`
+
+    async def _next(self) -> Any:
+        self._asked_for_more = True
+        outputs = await self._take()
+        self._asked_for_more = False
+        return outputs
+
+    def handed_over(self) -> bool:
+        """Whether every output that has arrived lies with its request."""
+        return self._asked_for_more and self._queue.empty()
+
+
 _OpenRLHFEngine: Any = vllm_engine.RolloutRayActor.__ray_metadata__.modified_class
 
 
@@ -133,8 +160,10 @@ class RolloutEngine(_OpenRLHFEngine):
         self.version = 0
         self.recompute_kv = False
         self._queues: set[Any] = set()
+        self._adding = 0
         self._weights_arrived = self._paused = False
         await super().__init__(*arguments, **settings)
+        self._outputs = Outputs(self.llm.engine_core)
 
     async def configure(self, run: RunConfig, results: str = "results") -> None:
         """Set what the run says about sampling, and open its environment."""
@@ -176,22 +205,35 @@ class RolloutEngine(_OpenRLHFEngine):
         return action
 
     async def _add_request(self, prompt: TokensPrompt, parameters: SamplingParams) -> Any:
+        self._adding += 1
         try:
             queue = await self.llm.add_request(random_uuid(), prompt, parameters)
         except EngineDeadError:
-            raise EngineDied("the vLLM engine is dead; its own log says why") from None
+            raise EngineDied(DEAD) from None
+        finally:
+            self._adding -= 1
         self._queues.add(queue)
         return queue
 
     async def pause_generation(self) -> None:
-        """Stops all requests at a token boundary; returns when every token sampled so far is recorded."""
-        await self.llm.pause_generation(mode="keep", clear_cache=self.recompute_kv)
+        """Stops all requests at a token boundary; returns when every token sampled so far is recorded.
+
+        vLLM's answer says that no step is under way, and it comes behind the outputs of the last one.
+        """
+        try:
+            await self.llm.pause_generation(mode="keep", clear_cache=self.recompute_kv)
+        except EngineDeadError:
+            raise EngineDied(DEAD) from None
         self._paused = True
-        idle = 0
-        while idle < 40:  # passes in a row with nothing left to hand over: a step under way may still end
-            await asyncio.sleep(0.005)
-            waiting = not self.llm.engine_core.outputs_queue.empty()
-            idle = 0 if waiting or any(queue.output is not None for queue in self._queues) else idle + 1
+        while not self._all_recorded():
+            if self.llm.errored:
+                raise EngineDied(DEAD)
+            await asyncio.sleep(0)
+
+    def _all_recorded(self) -> bool:
+        """Whether every token that arrived is in its action; a request being added may have some already."""
+        taken = all(queue.output is None for queue in self._queues)
+        return taken and not self._adding and self._outputs.handed_over()
 
     async def update_weight(self, name: str, dtype: Any, shape: Any, empty_cache: bool = False) -> None:
         """Receives one tensor from the trainer."""
@@ -225,4 +267,4 @@ class RolloutEngine(_OpenRLHFEngine):
         try:
             await self.llm.check_health()
         except EngineDeadError:
-            raise EngineDied("the vLLM engine is dead; its own log says why") from None
+            raise EngineDied(DEAD) from None

@@ -1,4 +1,4 @@
-"""Whole runs on a CPU: Ray, vLLM and DeepSpeed ZeRO-2 with two ranks of the policy, killed and resumed.
+"""Whole runs on a CPU: Ray, vLLM and DeepSpeed ZeRO-3 with two ranks of the policy, killed and resumed.
 
 Real engines are not deterministic: a resumed run is compared with one that was never stopped by its steps,
 rates, versions and prompts, and is bit for bit the same where only weights decide (test_parity.py).

@@ -117,7 +117,48 @@ def watched(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]
 def test_every_token_records_the_weights_that_sampled_it_and_the_cache_is_kept(watched: Engine) -> None:
     """Tokens after the switch are the second model's, on keys and values that the first one computed."""
     before = watched.raw.version
-    for made in _switch_in_mid_trajectory(watched, "kept"):
+    assert_switched(_switch_in_mid_trajectory(watched, "kept"), before)
+
+
+def test_tokens_that_are_handed_over_late_record_the_weights_that_sampled_them(
+    watched: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM takes half a second to hand over what arrives from the call for a pause on."""
+    core, vllm = watched.raw.llm.engine_core, watched.raw.llm
+    take, pause = core.get_output_async, vllm.pause_generation
+    pausing = late = 0
+
+    async def slow() -> Any:
+        nonlocal late
+        outputs = await take()
+        if pausing and outputs.outputs:
+            late += 1
+            await asyncio.sleep(0.5)
+        return outputs
+
+    async def noted(**settings: Any) -> None:
+        nonlocal pausing
+        pausing = 1
+        await pause(**settings)
+
+    async def resumed() -> None:
+        nonlocal pausing
+        pausing = 0
+        await resume()
+
+    resume = vllm.resume_generation
+    monkeypatch.setattr(core, "get_output_async", slow)
+    monkeypatch.setattr(vllm, "pause_generation", noted)
+    monkeypatch.setattr(vllm, "resume_generation", resumed)
+    before = watched.raw.version
+    made = _switch_in_mid_trajectory(watched, "late")
+    assert late > 0
+    assert_switched(made, before)
+
+
+def assert_switched(trajectories: list[Trajectory], before: int) -> None:
+    """Each has tokens of both models, every one with its model's log-prob on the cache that was kept."""
+    for made in trajectories:
         versions = made.policy_versions[made.action_mask]
         assert set(versions) == {before, before + 1} and (np.diff(versions) >= 0).all()
         tokens = torch.from_numpy(made.token_ids)

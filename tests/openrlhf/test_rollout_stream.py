@@ -15,7 +15,7 @@ from local_engine import ToyEnvironment, run_config, trajectory
 
 from sao.config import RunConfig
 from sao.openrlhf.stream import Request, Stream, StreamedBatch
-from sao.runlog import SCHEDULE_COLUMNS
+from sao.runlog import DROPPED_COLUMNS, SCHEDULE_COLUMNS
 from sao.runlog_schema import checked_record
 from sao.streaming import PromptOrder, SchedulingError, dropped_lines, schedule_lines
 from sao.trajectory import Trajectory
@@ -197,7 +197,9 @@ def test_a_staleness_cap_drops_long_trajectories_and_their_lengths_are_counted()
     for step in range(50):
         taken = engine.take()
         lengths += [made.num_action_tokens for made in taken.trajectories]
-        dropped += [line["action_tokens"] for line in dropped_lines(taken, step)]
+        lines = dropped_lines(taken, step)
+        assert all(line["reason"] == "too_old" for line in lines)
+        dropped += [line["action_tokens"] for line in lines]
         engine.update(1)
     assert len(dropped) == 273 and set(dropped) == {10}
     assert np.mean(lengths) == pytest.approx(5.139, abs=0.001)
@@ -231,7 +233,7 @@ def test_the_staleness_cap_keeps_what_lags_by_it_and_drops_what_lags_more(versio
     assert (set(old) == indices) if kept else not set(old) & indices
     sampled_at_3 = engine.started_at.count(3)
     assert taken.counters.dropped_stale == (0 if kept else sampled_at_3)
-    assert taken.counters.dropped == ([] if kept else [(10, 1.0)] * sampled_at_3)
+    assert taken.counters.dropped == ([] if kept else [("too_old", 10, 1.0)] * sampled_at_3)
 
 
 def test_the_staleness_cap_bounds_what_is_outstanding() -> None:
@@ -294,6 +296,27 @@ def test_a_group_is_given_up_after_repeated_failures() -> None:
         assert 0 not in {made.group_id for made in engine.take().trajectories}
         engine.update(1)
     assert engine.stream.waiting.failures[0] >= 24 and 0 not in engine.stream.waiting.groups
+
+
+def test_finished_members_of_a_group_given_up_are_counted() -> None:
+    """Three of its members end well: two before it is given up at 50 ms, one after."""
+    lengths = {0: 9, 1: 60, 2: 11}
+    engine = FakeEngine(
+        config("grpo_dis"),
+        duration=lambda request: lengths.get(request.index, 10),
+        reward=lambda request: request.index / 2,
+        fails=lambda request: request.group_id == 0 and request.index > 2,
+    )
+    found = []
+    for step in range(8):
+        taken = engine.take()
+        found += dropped_lines(taken, step)
+        counters = taken.counters
+        assert counters.dropped_with_group == len(counters.dropped) and counters.dropped_stale == 0
+        engine.update(10)
+    assert [(line["action_tokens"], line["reward"]) for line in found] == [(9, 0.0), (11, 1.0), (60, 0.5)]
+    assert {line["reason"] for line in found} == {"group_given_up"}
+    assert all(checked_record(DROPPED_COLUMNS, line) for line in found)
 
 
 def test_the_trainer_takes_one_batch_at_a_time() -> None:
