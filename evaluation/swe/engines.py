@@ -53,6 +53,7 @@ class ActionEngine:
         self.loop = loop
         self.failure: asyncio.Future[Exception] = loop.create_future()
         self.sampled_at = time.monotonic_ns()
+        self._closed = False
         self._sampling: set[concurrent.futures.Future[SampledAction]] = set()
 
     async def complete(
@@ -81,6 +82,8 @@ class ActionEngine:
         sampling = self.sampler.sample_action(token_ids, parameters, self.trajectory_key, whole)
         future = asyncio.run_coroutine_threadsafe(sampling, self.loop)
         self._sampling.add(future)
+        if self._closed:  # meanwhile, in the backend's thread
+            future.cancel()
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
@@ -96,6 +99,7 @@ class ActionEngine:
             self.failure.set_result(error)
 
     def close(self) -> None:
-        """Break off what is being sampled: nobody waits for it any more."""
+        """Break off what is being sampled, now and later: nobody waits for it any more."""
+        self._closed = True
         for future in tuple(self._sampling):
             future.cancel()
