@@ -1,4 +1,4 @@
-"""A whole run on the wall clock with workers that play a part: its directory, an interruption, what follows."""
+"""A whole run on the wall clock with workers that play a part: what it writes, interrupted and resumed."""
 
 import gzip
 import json

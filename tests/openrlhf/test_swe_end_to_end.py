@@ -66,6 +66,14 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return results
 
 
+def command_of(process: psutil.Process) -> str:
+    """Its command line; empty where it ended meanwhile."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
 class Training:
     """The run in a process of its own, with a place of its own for temporary files."""
 
@@ -102,10 +110,7 @@ class Training:
         """Command lines of workers of this run, and their folders."""
         found = [str(folder) for folder in self.temporary.glob("swe-*")]
         for process in psutil.process_iter():
-            try:
-                words = " ".join(process.cmdline())
-            except psutil.Error:
-                continue
+            words = command_of(process)
             if "evaluation.swe" in words and str(self.temporary) in words:
                 found.append(words)
         return found
@@ -165,7 +170,7 @@ def test_an_end_before_its_time_leaves_no_worker_and_no_folder(
     else:
         [driver] = psutil.Process(training.process.pid).children()
         started = driver.children(recursive=True)
-        [engine] = [one for one in started if "RolloutEngine" in " ".join(one.cmdline())]
+        [engine] = [one for one in started if "RolloutEngine" in command_of(one)]
         engine.kill()
     output, _ = training.process.communicate(timeout=END_SECONDS + 60)
     assert training.process.returncode == (130 if end == "sigterm" else 1), output
