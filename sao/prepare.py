@@ -114,7 +114,7 @@ def _checksum(file: Path) -> str:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
 
-def warm_start(scale: config.Scale, task_name: str, folder: Path) -> None:
+def warm_start(scale: config.Scale, task_name: str, folder: Path, results: str) -> None:
     """Trains and evaluates the warm-started policy of a task."""
     from sao.environments import make_environment
     from sao.local.evaluation import evaluate, evaluation_lines
@@ -123,7 +123,7 @@ def warm_start(scale: config.Scale, task_name: str, folder: Path) -> None:
     from sao.runlog import EVALUATION_COLUMNS, append_records
 
     task = scale.task(task_name)
-    environment = make_environment(task, scale.model)
+    environment = make_environment(task, scale.model, results)
     progress = Progress(f"{scale.name} {task_name} warm start")
     policy = train_policy(scale, environment, PREPARATION_SEED, progress)
 
@@ -210,7 +210,7 @@ def prepare(options: argparse.Namespace) -> int:
     if scale.task(options.task).environment == "swe_tiny":
         _prepare_attempts(scale, options, folder)
     elif options.step == "warm-start":
-        warm_start(scale, options.task, folder)
+        warm_start(scale, options.task, folder, options.results)
     else:
         values(scale, options.task, folder, options.frozen, options.results)
     return 0

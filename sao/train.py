@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from sao import config
+from sao.config_tasks import MathTask, WritingTask
 from sao.openrlhf import InstallationError
 from sao.prepare import require_preparations
 from sao.runlog import RunDirectory, RunError, RunFailure
@@ -51,7 +52,7 @@ def train_and_seal(directory: RunDirectory, results: str) -> int:
     run = directory.config
     require_preparations(run, results)
     check_environment(run, results)
-    directory.begin_attempt()
+    directory.begin_attempt(training_data(run, results))
     try:
         attempt.train()
         directory.end_attempt("finished", attempt.cpu_seconds(), attempt.gpu_seconds())
@@ -88,6 +89,15 @@ def check_environment(run: config.RunConfig, results: str) -> None:
         raise
     except ValueError as error:
         raise config.ConfigError(f"scale {run.scale}: tasks: {error}") from error
+
+
+def training_data(run: config.RunConfig, results: str) -> dict[str, str] | None:
+    """Name and digest of the fetched rows that a run trains on; None for tasks without any."""
+    if not isinstance(run.task, MathTask | WritingTask):
+        return None
+    from evaluation.training_data import checksum, fetched_rows
+
+    return {"set": run.task.data, "rows_sha256": checksum(fetched_rows(run.task.data, results))}
 
 
 class Attempt(Protocol):

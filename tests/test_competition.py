@@ -15,10 +15,12 @@ from evaluation.math import competition
 from evaluation.math.competition import CompetitionEnvironment, competition_environment
 from evaluation.math.sandbox_command import SandboxError
 from evaluation.training_data import Row, checksum
-from sao.config import ConfigError, load_scale
+from sao import train
+from sao.config import ConfigError, load_scale, resolve
 from sao.config_scales import Model
 from sao.config_tasks import MathTask
 from sao.environments import make_environment
+from sao.runlog import RunDirectory, RunError
 
 TASK = MathTask(
     name="math",
@@ -191,3 +193,19 @@ def test_missing_parts_name_the_mend(
 def test_instances_go_to_other_processes(plain: CompetitionEnvironment) -> None:
     instance = plain.instances("train")[0]
     assert pickle.loads(pickle.dumps(instance)) == instance
+
+
+def test_a_run_goes_on_with_its_own_rows_alone(results: Path, tmp_path: Path) -> None:
+    run = resolve("sao", "paper_math", 0)
+    run = run.model_copy(update={"task": TASK})
+    first = train.training_data(run, str(results))
+    assert first == {"set": "tiny_problems", "rows_sha256": checksum(ROWS)}
+    assert train.training_data(resolve("sao", "cpu", 0), str(results)) is None
+    with RunDirectory.open(tmp_path / "run", run, "command") as directory:
+        directory.begin_attempt(first)
+        directory.begin_attempt(first)
+        record = json.loads((tmp_path / "run" / "provenance.json").read_text())
+        assert record["data"] == first and len(record["attempts"]) == 2
+        write(results, ROWS[:-1])
+        with pytest.raises(RunError, match=r"was begun with other data .*tiny_problems.*begin anew"):
+            directory.begin_attempt(train.training_data(run, str(results)))

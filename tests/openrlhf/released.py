@@ -96,7 +96,7 @@ def _texts(tokenizer: Any) -> list[tuple[list[int], list[bool]]]:
 
 
 def make_scales(folder: Path) -> Path:
-    """Experiments with the scales `tiny_math` and `tiny_writing` and their data; returns their folder."""
+    """Experiments with the scales `tiny_math`, `tiny_taught` and `tiny_writing`, and data; their folder."""
     experiments = copied_experiments(folder)
     size = save_released_model(folder / "released")
     data = folder / "results" / "data"
@@ -108,9 +108,19 @@ def make_scales(folder: Path) -> Path:
     }
     for name, lines in rows.items():
         (data / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    for name, tasks in (
-        ("tiny_math", {"reasoning": MATH, "writing": None}),
-        ("tiny_writing", {"reasoning": None, "writing": WRITING}),
+    sft = {
+        "data": "tiny_problems",
+        "teacher": str(folder / "released"),  # it learns what it says itself
+        "samples_per_problem": 2,
+        "epochs": 1,
+        "batch_trajectories": 4,
+        "learning_rate": 1e-4,
+        "warm_up_share": 0.1,
+    }
+    for name, tasks, more in (
+        ("tiny_math", {"reasoning": MATH, "writing": None}, {}),
+        ("tiny_taught", {"reasoning": MATH, "writing": None}, {"sft": sft}),
+        ("tiny_writing", {"reasoning": None, "writing": WRITING}, {}),
     ):
         scale = {
             "extends": "openrlhf_smoke",
@@ -123,5 +133,5 @@ def make_scales(folder: Path) -> Path:
             "sampler": {"slots": 8, "max_tokens": MOST_TOKENS},
             "evaluation": {"steps": [1, 2]},
         }
-        (experiments / "scales" / f"{name}.yaml").write_text(yaml.safe_dump(scale))
+        (experiments / "scales" / f"{name}.yaml").write_text(yaml.safe_dump(scale | more))
     return experiments

@@ -15,11 +15,12 @@ from judge_server import JudgeServer
 from math_standins import tokenizer
 from released import MATH, PROBLEMS, REQUESTS, WRITING, make_scales
 from test_end_to_end import lines
-from test_values import copied_experiments
+from test_values import PREPARE, copied_experiments
 
+from evaluation.math import traces
 from evaluation.writing import judge
 from evaluation.writing.lexicon import STYLE_WORDS
-from sao import config, config_files, train
+from sao import config, config_files, prepare, train
 from sao.local.model import load_policy
 
 REPOSITORY = Path(__file__).parents[2]
@@ -128,6 +129,35 @@ def test_a_run_on_mathematics(experiments: Path, monkeypatch: pytest.MonkeyPatch
     assert (weights / "chat_template.jinja").exists() and load_policy(weights).config.vocab_size == (
         run.model.vocabulary_size
     )
+
+
+@pytest.mark.slow
+def test_fine_tuning_on_the_traces_of_a_teacher(experiments: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The local engine serves the teacher; its right solutions are trained on; the chat template is kept."""
+    monkeypatch.setattr(config_files, "EXPERIMENTS", experiments)
+    results = experiments.parent / "results"
+    for command in ("sample", "keep"):
+        assert traces.main([command, "--scale", "tiny_taught", "--results", str(results)]) == 0
+    kept = lines(results / "data", "tiny_problems_traces.jsonl")
+    assert 4 <= len(kept) <= 2 * PROBLEMS
+    for line in kept:
+        called, answered = line["messages"][1], line["messages"][-1]
+        assert "tool_calls" in called and "\\boxed" in answered["content"]
+    words = ["warm-start", "--scale", "tiny_taught", "--task", "math", "--results", str(results)]
+    done = subprocess.run(
+        [sys.executable, "-c", PREPARE, str(experiments), *words],
+        cwd=REPOSITORY,
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+    folder = prepare.require_preparation(str(results), "tiny_taught", "math", "warm_start") / "policy"
+    tuned, released = (load_policy(place) for place in (folder, experiments.parent / "released"))
+    assert not tuned.lm_head.weight.equal(released.lm_head.weight)
+    assert (folder / "chat_template.jinja").exists()
 
 
 @pytest.mark.slow
