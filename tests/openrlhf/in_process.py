@@ -54,7 +54,9 @@ def save_values(value_model: ValueModel, folder: Path) -> None:
     save_model(value_model, str(folder / "values" / VALUE_MODEL_FILE))
 
 
-def arguments(run: RunConfig, folder: Path, dtype: str, packing: bool, zero_stage: int) -> Any:
+def arguments(
+    run: RunConfig, folder: Path, dtype: str, packing: bool, zero_stage: int, checkpointing: bool = False
+) -> Any:
     """OpenRLHF's checked arguments for a run with one rank of each kind."""
     batch, rate = run.training.batch_trajectories, run.training.learning_rate
     flags = {
@@ -88,6 +90,8 @@ def arguments(run: RunConfig, folder: Path, dtype: str, packing: bool, zero_stag
     words += ["--critic.adam.betas", *map(str, run.optimizer.betas)]
     if packing:
         words += ["--ds.packing_samples", "--train.dynamic_batch_enable", "--train.max_tokens_per_gpu", "48"]
+    if checkpointing:
+        words += ["--actor.gradient_checkpointing_enable"]
     parsed = parse(words)
     parsed.ds.param_dtype = dtype
     parsed.train.batch_size = batch // run.minibatches_per_batch
@@ -108,8 +112,9 @@ class Actors:
         packing: bool = False,
         zero_stage: int = 2,
         resume_from: Path | None = None,
+        checkpointing: bool = False,
     ) -> None:
-        self.arguments = arguments(run, folder, dtype, packing, zero_stage)
+        self.arguments = arguments(run, folder, dtype, packing, zero_stage, checkpointing)
         if resume_from is not None:
             self.arguments.ckpt.load_enable, self.arguments.ckpt.path = True, str(resume_from)
         path = str(folder / "policy")

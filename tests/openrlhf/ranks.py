@@ -63,11 +63,18 @@ def _one_rank(
 
 
 def make_maker(
-    rank: int, port: int, ranks: int, run: RunConfig, folder: Path, zero_stage: int, dtype: str = cpu.FLOAT32
+    rank: int,
+    port: int,
+    ranks: int,
+    run: RunConfig,
+    folder: Path,
+    zero_stage: int,
+    packing: bool = False,
+    checkpointing: bool = False,
 ) -> ExperienceMaker:
     """This rank's actors behind a controller."""
     ray.get = lambda results: results
-    arguments = in_process.arguments(run, folder, dtype, packing=False, zero_stage=zero_stage)
+    arguments = in_process.arguments(run, folder, cpu.FLOAT32, packing, zero_stage, checkpointing)
     arguments.actor.num_gpus_per_node = arguments.critic.num_gpus_per_node = ranks
     path = str(folder / "policy")
     policy = PolicyActor(ranks, rank, "127.0.0.1", port)

@@ -125,7 +125,7 @@ def test_tokens_that_are_handed_over_late_record_the_weights_that_sampled_them(
 ) -> None:
     """vLLM takes half a second to hand over what arrives from the call for a pause on."""
     core, vllm = watched.raw.llm.engine_core, watched.raw.llm
-    take, pause = core.get_output_async, vllm.pause_generation
+    take, pause, resume = core.get_output_async, vllm.pause_generation, vllm.resume_generation
     pausing = late = 0
 
     async def slow() -> Any:
@@ -146,7 +146,6 @@ def test_tokens_that_are_handed_over_late_record_the_weights_that_sampled_them(
         pausing = 0
         await resume()
 
-    resume = vllm.resume_generation
     monkeypatch.setattr(core, "get_output_async", slow)
     monkeypatch.setattr(vllm, "pause_generation", noted)
     monkeypatch.setattr(vllm, "resume_generation", resumed)

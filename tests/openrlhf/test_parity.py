@@ -13,10 +13,12 @@ from transformers.models.qwen3_moe import modeling_qwen3_moe
 
 from sao.config import RunConfig
 from sao.critic import ValueModel, is_attention_parameter
+from sao.local import trainer
 from sao.local.model import load_policy
 from sao.local.packed_batch import PackedBatch, policy_logprobs
 from sao.local.trainer import Trainer
-from sao.trajectory import Trajectory
+from sao.openrlhf import experience
+from sao.trajectory import Batch, Trajectory
 
 ROWS = (
     "sao",
@@ -90,6 +92,45 @@ def compare(record: dict[str, Any], expected: dict[str, Any], tolerance: float) 
             assert record[name] == pytest.approx(expected[name], rel=tolerance, abs=tolerance), name
 
 
+def compare_tokens(
+    found: dict[str, Tensor | None],
+    expected: dict[str, Tensor | None],
+    trajectories: list[Trajectory],
+    tolerance: float,
+) -> None:
+    """The value before every token but the first, and every action token's log-prob and advantage."""
+    batch = Batch.from_trajectories(trajectories)
+    places = torch.arange(batch.token_ids.shape[1])
+    tokens = (places > 0) & (places < batch.lengths[:, None])
+    for name, mask in {
+        "trainer_logprobs": batch.action_mask,
+        "values": tokens,
+        "advantages": batch.action_mask,
+    }.items():
+        assert (found[name] is None) == (expected[name] is None), name
+        if expected[name] is not None:
+            torch.testing.assert_close(
+                found[name][mask], expected[name][mask], rtol=tolerance, atol=tolerance
+            )
+
+
+class Used:
+    """In place of an engine's `estimate_advantages`: keeps what every policy update was given."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, module: Any) -> None:
+        self.estimate, self.steps = module.estimate_advantages, []
+        monkeypatch.setattr(module, "estimate_advantages", self)
+
+    def __call__(
+        self, run: RunConfig, trajectories: Any, batch: Batch, rewards: Tensor, values: Any, mean: Any
+    ) -> Any:
+        estimates, record = self.estimate(run, trajectories, batch, rewards, values, mean)
+        advantages = estimates.expand_as(batch.action_mask)[batch.action_mask]
+        ends = () if values is None else (values[0][batch.action_mask], values[1])
+        self.steps.append([advantages.clone(), *(part.detach().clone() for part in ends)])
+        return estimates, record
+
+
 def largest_difference(weights: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
     assert weights.keys() == expected.keys()
     return max((weights[name].float() - expected[name].float()).abs().max().item() for name in expected)
@@ -97,14 +138,20 @@ def largest_difference(weights: dict[str, Tensor], expected: dict[str, Tensor]) 
 
 @pytest.mark.parametrize("packing", [False, True], ids=["padded", "packed"])
 @pytest.mark.parametrize("row", ROWS)
-def test_float32_steps_equal_the_local_engines(row: str, packing: bool, tmp_path: Path) -> None:
+def test_float32_steps_equal_the_local_engines(
+    row: str, packing: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     policy, value_model = starting_point(tmp_path)
     run = row_config(row)
     actors = Actors(run, tmp_path, packing=packing)
     local = Trainer(run, policy, value_model if run.critic else None)
     maker = actors.maker()
+    used, expected = (Used(monkeypatch, module) for module in (experience, trainer))
     for step, trajectories in enumerate(batches(run, policy, 2)):
         compare(maker.update(trajectories, step), local.update(trajectories, step), 1e-5)
+        compare_tokens(maker.inspect(trajectories), local.inspect(trajectories), trajectories, 1e-5)
+    assert len(used.steps) == len(expected.steps) == (4 if run.critic else 2)
+    torch.testing.assert_close(used.steps, expected.steps, rtol=1e-5, atol=1e-5)
     assert largest_difference(actors.policy_weights(), copies(policy)) < 1e-5
     if run.critic:
         assert largest_difference(actors.critic_weights(), copies(value_model)) < 1e-5
@@ -120,6 +167,28 @@ def test_zero_3_steps_equal_the_local_engines(row: str, packing: bool, tmp_path:
     local = Trainer(run, policy, value_model if run.critic else None)
     for step, trajectories in enumerate(batches(run, policy, 2)):
         compare(maker.update(trajectories, step), local.update(trajectories, step), 1e-5)
+
+
+@pytest.mark.parametrize(("row", "packing", "zero_stage"), [("vapo", False, 2), ("sao", True, 3)])
+def test_gradient_checkpointing_changes_nothing(
+    row: str, packing: bool, zero_stage: int, tmp_path: Path
+) -> None:
+    """Both models compute their layers again in backward."""
+    policy, value_model = starting_point(tmp_path)
+    run = row_config(row)
+    actors = Actors(run, tmp_path, packing=packing, zero_stage=zero_stage, checkpointing=True)
+    backbones = {actors.policy.actor.model.module.model: 0, actors.critic.critic.module.backbone: 0}
+    for backbone in backbones:
+
+        def counted(*_: Any, backbone: Any = backbone) -> None:
+            backbones[backbone] += torch._C._current_graph_task_id() != -1  # in backward
+
+        backbone.layers[0].self_attn.register_forward_hook(counted)
+    maker, local = actors.maker(), Trainer(run, policy, value_model)
+    for step, trajectories in enumerate(batches(run, policy, 2)):
+        compare(maker.update(trajectories, step), local.update(trajectories, step), 1e-5)
+        compare_tokens(maker.inspect(trajectories), local.inspect(trajectories), trajectories, 1e-5)
+    assert all(count > 0 for count in backbones.values())
 
 
 @pytest.mark.parametrize("row", ["sao_no_dis", "icepop"])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from ranks import make_maker, run_ranks
-from test_parity import batches, compare, row_config, starting_point
+from test_parity import batches, compare, compare_tokens, row_config, starting_point
 
 from sao.config import RunConfig
 from sao.local.trainer import Trainer
@@ -21,24 +21,41 @@ def train(
     run: RunConfig,
     folder: Path,
     zero_stage: int,
+    packing: bool,
+    checkpointing: bool,
     data: list[list[Trajectory]],
-    dtype: str = "fp32",
-) -> list[dict[str, Any]]:
-    maker = make_maker(rank, port, 2, run, folder, zero_stage, dtype)
-    return [maker.update(trajectories, step) for step, trajectories in enumerate(data)]
+) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """After each step its metrics, and what the models then say of every token of its batch."""
+    maker = make_maker(rank, port, 2, run, folder, zero_stage, packing, checkpointing)
+    return [
+        (maker.update(trajectories, step), maker.inspect(trajectories))
+        for step, trajectories in enumerate(data)
+    ]
 
 
-@pytest.mark.parametrize(("row", "zero_stage"), [("sao", 2), ("sao", 3), ("sao_full_critic", 3)])
-def test_two_ranks_equal_the_local_engine(row: str, zero_stage: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("row", "zero_stage", "packing", "checkpointing"),
+    [
+        ("sao", 2, False, False),
+        ("sao", 3, False, False),
+        ("sao_full_critic", 3, True, False),
+        ("grpo_dis", 2, True, False),
+        ("sao", 3, True, True),
+    ],
+)
+def test_two_ranks_equal_the_local_engine(
+    row: str, zero_stage: int, packing: bool, checkpointing: bool, tmp_path: Path
+) -> None:
     policy, value_model = starting_point(tmp_path)
     run = row_config(row)
     data = batches(run, policy, 2)
-    ranks = run_ranks(train, 2, tmp_path, run, tmp_path, zero_stage, data)
-    local = Trainer(run, policy, value_model)
+    ranks = run_ranks(train, 2, tmp_path, run, tmp_path, zero_stage, packing, checkpointing, data)
+    local = Trainer(run, policy, value_model if run.critic else None)
     for step, trajectories in enumerate(data):
-        expected = local.update(trajectories, step)
-        for records in ranks:
-            compare(records[step], expected, 1e-5)
+        expected, tokens = local.update(trajectories, step), local.inspect(trajectories)
+        for steps in ranks:
+            compare(steps[step][0], expected, 1e-5)
+            compare_tokens(steps[step][1], tokens, trajectories, 1e-5)
 
 
 def written_and_read(rank: int, port: int, rounds: int) -> list[float]:
