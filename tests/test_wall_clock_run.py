@@ -11,7 +11,7 @@ import pytest
 import yaml
 from test_swe_task import WORKER, program
 
-from sao import config, config_files, train
+from sao import config, config_files, prepare, train
 from sao.environments import make_environment
 from sao.local.model import export_policy
 from sao.local.wall_clock import Collector
@@ -21,6 +21,11 @@ from sao.runlog import read_run
 
 pytestmark = pytest.mark.skipif(not shutil.which("bwrap"), reason="needs bubblewrap")
 FITTING = 'import sys\nif sys.argv[1] == "-c":\n    sys.exit(0)  # it has the releases that are asked for\n'
+BREAKS = """\
+    print(json.dumps({"failure": "no container"}), flush=True)
+    continue
+    asked = json.loads(line)
+"""
 SCALE = {
     "extends": "swe_tiny",
     "title": "trial",
@@ -105,3 +110,29 @@ def test_an_interrupted_run_goes_on_from_its_checkpoint(
     attempts = json.loads((folder / "provenance.json").read_text())["attempts"]
     assert [attempt["status"] for attempt in attempts] == ["interrupted", "finished"]
     assert not list(tmp_path.glob("swe-*"))
+
+
+def values(results: Path) -> int:
+    words = ["values", "--frozen", "attention", "--scale", "trial", "--task", "swe_tiny"]
+    return prepare.main([*words, "--results", str(results)])
+
+
+def test_the_value_model_learns_the_returns_of_attempts(results: Path, tmp_path: Path) -> None:
+    """Eight attempts in two batches, all of which earn 1."""
+    assert values(results) == 0
+    folder = preparation_folder(str(results), "trial", "swe_tiny", "values_attention")
+    assert (folder / "value_model.safetensors").exists()
+    assert [line["step"] for line in lines(folder / "training.jsonl")] == [1, 2]
+    assert values(results) == 0 and not list(tmp_path.glob("swe-*"))  # it is there already
+
+
+def test_a_scaffold_that_always_breaks_prepares_nothing(
+    results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = WORKER.replace("    asked = json.loads(line)\n", BREAKS)
+    python = program(tmp_path, "broken", f"#!{sys.executable}\n{FITTING}{broken}")
+    monkeypatch.setenv("SAO_OPENHANDS_PYTHON", str(python))
+    assert values(results) == 2
+    said = capsys.readouterr().err
+    assert "task swe_tiny: each of 8 attempts broke" in said and "no container" in said
+    assert not preparation_folder(str(results), "trial", "swe_tiny", "values_attention").exists()
