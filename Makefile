@@ -22,7 +22,8 @@ export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
 .PHONY: help environment reproduce beyond smoke plan test test-main no-openhands nightly lint format \
-  openhands-environment test-openhands openrlhf-environment test-openrlhf openrlhf-rows openrlhf-nightly
+  openhands-environment test-openhands openrlhf-environment test-openrlhf openrlhf-rows openrlhf-nightly \
+  openrlhf-swe
 
 help:
 	@echo "make reproduce   create $(VENV) and run the paper's rows, tables and figures at scale cpu"
@@ -36,7 +37,8 @@ help:
 	@echo "make openrlhf-environment   create $(OPENRLHF_VENV): Ray, vLLM and DeepSpeed without a GPU"
 	@echo "make test-openrlhf          its tests, whole runs over OpenRLHF among them"
 	@echo "make openrlhf-rows          every row over OpenRLHF for one update"
-	@echo "make openrlhf-nightly       a GRPO + DIS row and a VAPO row over OpenRLHF for four updates"
+	@echo "make openrlhf-nightly       GRPO + DIS and VAPO over OpenRLHF for four updates, both tasks of released models"
+	@echo "make openrlhf-swe           training on tiny SWE tasks over OpenRLHF, with OpenHands (half an hour or more)"
 	@echo "make lint        ruff, snakefmt, snakemake --lint, mypy"
 	@echo "make format      rewrite the sources to the house format"
 
@@ -100,6 +102,11 @@ openrlhf-rows: $(OPENRLHF_STAMP)
 
 openrlhf-nightly: $(OPENRLHF_STAMP)
 	$(OPENRLHF_BIN)/python -m sao.openrlhf.rows --scale openrlhf_smoke grpo_dis vapo
+	$(OPENRLHF_BIN)/python -m pytest -m slow tests/openrlhf/test_released_tasks.py tests/openrlhf/test_served_evaluation.py
+
+openrlhf-swe: $(OPENRLHF_STAMP) $(OPENHANDS_STAMP)
+	SAO_OPENHANDS_PYTHON=$(abspath $(VENV_OPENHANDS)/bin/python) \
+	  $(OPENRLHF_BIN)/python -m pytest -m slow tests/openrlhf/test_swe_end_to_end.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check

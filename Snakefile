@@ -11,7 +11,7 @@
 #   snakemake --report workflow.html                               Snakemake's own report of what is made
 #
 # Switches: --config scale=cpu results=results seeds=5 runs=FOLDER beside=FOLDER endpoint=URL model=NAME
-# openrlhf_python=FILE; for swe those of docs/swe.md
+# teacher=URL benchmarks=FOLDER openrlhf_python=FILE; for swe those of docs/swe.md
 import os
 import signal
 import sys
@@ -21,10 +21,20 @@ from pathlib import Path
 from snakemake.utils import min_version
 
 from evaluation.math.targets import (
+    benchmarks_options,
     endpoint_options,
+    evaluation_environment,
+    evaluation_python,
+    fetched_sets,
     policy_pattern,
     policy_seals,
+    teacher_options,
+    traces_folder,
+    traces_inputs,
+    training_inputs,
     untrained_rows,
+    values_inputs,
+    warm_start_inputs,
     with_evaluations,
 )
 from evaluation.swe.targets import (
@@ -83,6 +93,7 @@ wildcard_constraints:
 # On a cluster these are made where Snakemake runs.
 localrules:
     all,
+    training_data,
     tables,
     figures,
     beyond,
@@ -173,8 +184,75 @@ rule grid:
         GRID.refusal_marker(GRID.rows),
 
 
+rule training_data:
+    """A public set without what a benchmark holds; experiments/data.yaml says where it comes from."""
+    output:
+        f"{GRID.results}/data/{{set}}.jsonl",
+    log:
+        f"{OUT}/logs/data/{{set}}.log",
+    wildcard_constraints:
+        set=alternatives(fetched_sets()),
+    conda:
+        "environment.yml"
+    params:
+        options=benchmarks_options(config),
+    shell:
+        "python -m evaluation.training_data fetch {wildcards.set} --out {output:q} {params.options} 2>&1 | tee -i {log:q}"
+
+
+rule teacher_traces:
+    """Problems solved by a stronger model with the Python tool. Declares the seal alone: attempts outlive a failure."""
+    input:
+        lambda wildcards: ancient(traces_inputs(GRID, wildcards.task)),
+    output:
+        f"{OUT}/prepare/{{task}}/traces/seal.json",
+    log:
+        f"{OUT}/logs/prepare/{{task}}.traces.log",
+    retries: 1
+    conda:
+        GRID.environment()
+    threads: GRID.preparing("traces").cores
+    resources:
+        **resources(lambda wildcards: GRID.preparing("traces")),
+        command=GRID.preparing_command("traces"),
+        # No parameter: where the teacher is served is no part of what it says.
+        teacher=teacher_options(config),
+    params:
+        results=lambda wildcards: GRID.results,
+        scale=GRID.scale,
+    shell:
+        "{resources.command} -m evaluation.math.traces sample --results {params.results:q} --scale {params.scale}"
+        " {resources.teacher} 2>&1 | tee -i {log:q}"
+
+
+rule sft_traces:
+    """The teacher's right and whole solutions as conversations in the trained model's chat format."""
+    input:
+        lambda wildcards: ancient(
+            f"{traces_folder(load_scale(GRID.scale), GRID.results)}/seal.json"
+        ),
+    output:
+        f"{GRID.results}/data/{{set}}_traces.jsonl",
+    log:
+        f"{OUT}/logs/data/{{set}}_traces.log",
+    wildcard_constraints:
+        set="[a-z0-9_]+",
+    conda:
+        GRID.environment()
+    resources:
+        command=GRID.preparing_command("traces"),
+    params:
+        results=lambda wildcards: GRID.results,
+        scale=GRID.scale,
+    shell:
+        "{resources.command} -m evaluation.math.traces keep --results {params.results:q} --scale {params.scale}"
+        " 2>&1 | tee -i {log:q}"
+
+
 rule warm_start:
     """Supervised warm-up of the policy, shared by all rows of a task."""
+    input:
+        lambda wildcards: ancient(warm_start_inputs(GRID, wildcards.task)),
     output:
         f"{OUT}/prepare/{{task}}/warm_start/seal.json",
     log:
@@ -197,7 +275,7 @@ rule warm_start:
 rule pretrain_values:
     """Pretraining of the value model, once for each set of frozen parameters."""
     input:
-        lambda wildcards: ancient(GRID.values_inputs(wildcards.task)),
+        lambda wildcards: ancient(values_inputs(GRID, wildcards.task, wildcards.frozen)),
     output:
         f"{OUT}/prepare/{{task}}/values_{{frozen}}/seal.json",
     log:
@@ -222,7 +300,7 @@ rule pretrain_values:
 rule train:
     """One run. Declares the seal alone: Snakemake deletes what is declared when a job fails, and never the rest."""
     input:
-        lambda wildcards: ancient(GRID.preparation(wildcards.row, wildcards.seed)),
+        lambda wildcards: ancient(training_inputs(GRID, wildcards.row, wildcards.seed)),
     output:
         f"{OUT}/runs/{{row}}/seed{{seed}}/seal.json",
     log:
@@ -269,17 +347,18 @@ rule evaluate_math:
         benchmark="(?!swe_)[a-z0-9_]+",
     retries: 1
     conda:
-        "environment.yml"
+        evaluation_environment(GRID, config)
     threads: GRID.evaluating().cores
     resources:
         **resources(lambda wildcards: GRID.evaluating()),
+        python=evaluation_python(GRID, config),
         # No parameter: those of a finished evaluation may change, and its address is no part of what it measured.
         endpoint=lambda wildcards: endpoint_options(config, wildcards.policy, GRID.rows),
     params:
         results=lambda wildcards: GRID.results,
         scale=GRID.scale,
     shell:
-        "python -u -m evaluation.math.runner --results {params.results:q} --row {wildcards.policy} --scale {params.scale}"
+        "{resources.python} -u -m evaluation.math.runner --results {params.results:q} --row {wildcards.policy} --scale {params.scale}"
         " --seed {wildcards.policy_seed} --step {wildcards.step} --benchmark {wildcards.benchmark} {resources.endpoint}"
         " 2>&1 | tee -i {log:q}"
 

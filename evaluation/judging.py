@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from sao.environments.base import EnvironmentUnusable
+
 RETRIES = 6  # with pauses of 0.5 to 8 seconds, or as long as the server asks for
 FIRST_RETRIES = 2  # until the endpoint has answered once: a wrong address is told in seconds
 TIMEOUT_SECONDS = 600.0
@@ -22,7 +24,7 @@ KEY_VARIABLE = "OPENAI_API_KEY"
 UNDECIDED = "undecided"
 
 
-class JudgeError(RuntimeError):
+class JudgeError(EnvironmentUnusable):
     """The judge cannot be asked; the message says what to mend."""
 
 

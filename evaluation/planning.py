@@ -4,6 +4,7 @@ python -m evaluation.planning --scale paper_math
 """
 
 import argparse
+import os
 import shutil
 import subprocess
 import sys
@@ -11,13 +12,16 @@ from pathlib import Path
 
 import yaml
 
-from evaluation.data_files import read_pins
+from evaluation.data_files import DataError, read_pins
 from evaluation.math.protocol import BENCHMARKS
 from evaluation.math.targets import scale_benchmarks, with_evaluations
-from evaluation.training_data import SETS, SWE_COMMAND, fetched_file
+from evaluation.swe.contamination import require_checked
+from evaluation.swe.tasks import TaskError
+from evaluation.training_data import SETS, fetch_command, fetched_file, fetched_rows
+from evaluation.writing.judge import URL_VARIABLE
 from sao.cluster_plan import disk_left
 from sao.config import Scale, load_scale
-from sao.config_tasks import DataTask
+from sao.config_tasks import DataTask, JudgedStyles, Scaffolded
 from sao.costs import local_disk_left, plan_table
 from sao.grid import Grid, GridError, open_grid
 from sao.jobs import evaluation_request
@@ -57,15 +61,51 @@ def data_findings(scale: Scale, results: str, sets: Path = SETS) -> list[Finding
         if name not in known:
             found.append(Finding(f"data {name}", f"{sets.name} has no such set", "add it there"))
         elif file.is_file():
-            found.append(Finding(f"data {name}", str(file)))
+            found.append(_fetched_finding(name, known[name]["loader"], results))
         else:
-            pin = known[name]
-            command = f"python -m evaluation.training_data fetch {name}"
-            if pin["loader"] == "swe":
-                command = f"{SWE_COMMAND} {pin['source']}"
-            mend = f"fetch it: {command} --out {file}"
-            found.append(Finding(f"data {name}", f"{pin['hub']} is not there as {file}", mend))
+            mend = f"fetch it: {fetch_command(name, known[name], results)}"
+            found.append(Finding(f"data {name}", f"{known[name]['hub']} is not there as {file}", mend))
     return found
+
+
+def _fetched_finding(name: str, loader: str, results: str) -> Finding:
+    """Whether a set's file is whole and holds the recorded rows; of `loader` swe, whether it was compared.
+
+    That is, with SWE-Bench Verified.
+    """
+    try:
+        if loader == "swe":
+            require_checked(fetched_file(name, results))
+        rows = None if loader == "swe" else fetched_rows(name, results)
+    except (DataError, TaskError) as error:
+        said, _, mend = str(error).rpartition("; ")
+        return Finding(f"data {name}", said, mend)
+    count = "" if rows is None else f", {len(rows):,} rows"
+    return Finding(f"data {name}", f"{fetched_file(name, results)}{count}")
+
+
+def sandbox_finding() -> Finding:
+    """Whether bubblewrap is here, in which the code runs that models write for mathematics."""
+    place = shutil.which("bwrap")
+    mend = "" if place else "install bubblewrap on every node that trains or evaluates (docs/sandbox.md)"
+    return Finding("sandbox", place or "bubblewrap (bwrap) is not installed", mend)
+
+
+def judge_finding(model: str) -> Finding:
+    """Whether an endpoint is named for the judge of free texts; it is not asked."""
+    url = os.environ.get(URL_VARIABLE)
+    mend = "" if url else f"set {URL_VARIABLE} to the endpoint that serves it (docs/writing.md)"
+    return Finding(f"judge {model}", url or "no endpoint is named", mend)
+
+
+def task_findings(scale: Scale) -> list[Finding]:
+    """What the scale's tasks need beside data: sandbox, judge, Docker."""
+    tasks = [task for _, task in scale.tasks if task is not None]
+    found = [sandbox_finding()] if any(task.environment in ("python_math", "math") for task in tasks) else []
+    found += [judge_finding(task.judge) for task in tasks if isinstance(task, JudgedStyles)]
+    scaffolded = [task for task in tasks if isinstance(task, Scaffolded)]
+    with_docker = any("docker" in (task.workspace, task.grading) for task in scaffolded)
+    return found + ([docker_finding()] if with_docker else [])
 
 
 def docker_finding() -> Finding:
@@ -93,9 +133,7 @@ def preflight_lines(grid: Grid, scale: Scale) -> list[str]:
     """What was looked for on this machine, one line each, the missing ones last."""
     disk = disk_left(grid) if scale.backend == "openrlhf" else local_disk_left(grid)
     found = findings(scale, Path(grid.results), disk)
-    found += data_findings(scale, grid.results)
-    if scale.tasks.coding is not None:
-        found.append(docker_finding())
+    found += data_findings(scale, grid.results) + task_findings(scale)
     missing = sum(finding.missing for finding in found)
     lines = [f"preflight: {missing} of {len(found)} missing on this machine"]
     return lines + [f"  {finding}" for finding in sorted(found, key=lambda finding: finding.missing)]

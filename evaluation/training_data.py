@@ -115,6 +115,14 @@ def fetched_file(name: str, results: str) -> Path:
     return Path(results, "data", f"{name}.jsonl")
 
 
+def fetch_command(name: str, pin: Mapping[str, Any], results: str) -> str:
+    """The command that puts a set's rows there."""
+    command = f"python -m evaluation.training_data fetch {name}"
+    if pin["loader"] == "swe":
+        command = f"{SWE_COMMAND} {pin['source']}"
+    return f"{command} --out {fetched_file(name, results)}"
+
+
 def pin_of(name: str, sets: Path = SETS) -> dict[str, Any]:
     """A set's entry; DataError for an unknown name, or one that another command loads."""
     known = read_pins(sets)
@@ -122,8 +130,7 @@ def pin_of(name: str, sets: Path = SETS) -> dict[str, Any]:
         raise DataError(f"{sets.name}: no set {name}{closest(name, known)}")
     pin = known[name]
     if pin["loader"] == "swe":
-        command = f"{SWE_COMMAND} {pin['source']} --out {fetched_file(name, 'results')}"
-        raise DataError(f"{name}: its tasks are converted by: {command}")
+        raise DataError(f"{name}: its tasks are converted by: {fetch_command(name, pin, 'results')}")
     return pin
 
 
@@ -180,9 +187,52 @@ def _entry(loaded: TrainingSet, licence: str, benchmarks: list[str]) -> dict[str
         "sha256": loaded.sha256,
         "rows": len(loaded.rows),
         "kept": len(loaded.kept),
+        "kept_sha256": checksum(loaded.kept),
         "licence_on_card": licence,
         "overlaps": counts,
     }
+
+
+def fetched_rows(name: str, results: str) -> list[Row]:
+    """The rows to train on as `fetch` wrote them, each with a text.
+
+    Raises DataError, with the mend, where the file is missing or damaged, or holds other rows than the lock
+    file records; a set that it does not record yet is taken as it is.
+    """
+    file = fetched_file(name, results)
+    if not file.exists():
+        raise DataError(f"{file}: is not there; {_how_to_fetch(name, results)}")
+    try:
+        lines = file.read_text(encoding="utf-8").split("\n")  # splitlines would cut texts with a U+2028
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{file}: cannot be read: {error}; {_how_to_fetch(name, results)}") from None
+    rows = [_row(file, number, line) for number, line in enumerate(lines, start=1) if line]
+    expected = read_pins(LOCK).get(name, {}).get("kept_sha256", UNVERIFIED)
+    if expected not in (UNVERIFIED, checksum(rows)):
+        raise DataError(
+            f"{file}: holds other rows than {LOCK.name} records for {name}; {_how_to_fetch(name, results)}"
+        )
+    return rows
+
+
+def _row(file: Path, number: int, line: str) -> Row:
+    try:
+        fields = json.loads(line)
+        row = Row(str(fields["id"]), fields["text"], str(fields["answer"]))
+        if isinstance(row.text, str) and row.text.strip():
+            return row
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise DataError(
+        f"{file}: line {number}: is no JSON object with id, text and answer; mend or remove the line"
+    )
+
+
+def _how_to_fetch(name: str, results: str) -> str:
+    known = read_pins(SETS)
+    if name in known:
+        return f"fetch it: {fetch_command(name, known[name], results)}"
+    return f"{SETS.name} has no set {name}{closest(name, known)}; add it there"
 
 
 def write_rows(loaded: TrainingSet, out: Path) -> None:

@@ -10,21 +10,25 @@ STOP_SECONDS = 5  # that requests under way get
 
 
 class BackgroundServer:
-    """Serves `app` on a free port of this machine between `with` and its end; `url` is its address."""
+    """Serves `app` on a free port of this machine between `with` and its end; `url` is its address.
+
+    `host` is the address of this machine that it listens at.
+    """
 
     url: str
 
-    def __init__(self, app: Any) -> None:
+    def __init__(self, app: Any, host: str = "127.0.0.1") -> None:
         import uvicorn
 
+        self.host = host
         settings = uvicorn.Config(
             app, log_level="warning", lifespan="off", timeout_graceful_shutdown=STOP_SECONDS
         )
         self._server = uvicorn.Server(settings)
 
     def __enter__(self) -> Self:
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._listener = socket.create_server((self.host, 0), backlog=1024)
+        self.url = f"http://{self.host}:{self._listener.getsockname()[1]}"
         self._thread = threading.Thread(
             target=self._server.run, kwargs={"sockets": [self._listener]}, name="server", daemon=True
         )

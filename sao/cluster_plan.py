@@ -16,6 +16,7 @@ from sao.costs import preparation_left
 from sao.grid import Grid
 from sao.jobs import training_request
 from sao.memory import critic_trainer, engine, policy_trainer
+from sao.openrlhf.sft_flags import traces_file
 
 UNKNOWN = "not estimated"
 SMALL_VOCABULARY = 128  # tasks without text have about a hundred tokens
@@ -120,6 +121,7 @@ def _preparation_lines(grid: Grid) -> list[str]:
     for step in preparation_left(grid):
         name = step.split("/")[1]
         if name == "warm_start":
+            lines += _traces_line(grid)
             what = "fine-tuning; its cost depends on the traces, and is not estimated"
             if settings_of(grid, grid.rows[0]).sft is None:
                 what = "supervised warm start by the local engine"
@@ -134,6 +136,14 @@ def _preparation_lines(grid: Grid) -> list[str]:
         cost = f"{hours} hours, {gpu_hours(run, hours)} GPU-hours" if hours else UNKNOWN
         lines.append(f"preparation left: {step}: {cost}")
     return lines
+
+
+def _traces_line(grid: Grid) -> list[str]:
+    sft = settings_of(grid, grid.rows[0]).sft
+    if sft is None or traces_file(sft, grid.results).exists():
+        return []
+    attempts = f"{sft.samples_per_problem} attempts of {sft.teacher} at every problem of {sft.data}"
+    return [f"preparation left: traces: {attempts}; their cost depends on their length, and is not estimated"]
 
 
 def _source(run: RunConfig) -> str:

@@ -116,6 +116,7 @@ class FineTuning(Block):
 
     data: str = key("set of experiments/data.yaml whose problems are solved for the traces", min_length=1)
     teacher: str = key("model that writes the traces, as its endpoint names it", min_length=1)
+    teacher_server: tuple[str, ...] | None = optional("further words of vLLM's command line that serves it")
     samples_per_problem: int = count("traces per problem; those with a wrong answer are left out")
     epochs: int = count("passes over the traces")
     batch_trajectories: int = count("traces per step")

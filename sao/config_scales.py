@@ -6,7 +6,7 @@ from pydantic import Field, field_validator, model_validator
 
 from sao.config_cluster import Cluster, FineTuning, Job, Logging, OpenRLHF
 from sao.config_rows import Block, count, key, optional, share
-from sao.config_tasks import JudgedStyles, MathTask, SWETask, WritingTask
+from sao.config_tasks import JudgedStyles, MathTask, SWETask, TinySWETask, WritingTask
 
 
 class Pools(Block):
@@ -115,7 +115,14 @@ class GeneratedWritingTask(JudgedStyles, Pools):
 
 
 Task = Annotated[
-    LocksTask | StyleTask | ArithmeticTask | GeneratedWritingTask | MathTask | SWETask | WritingTask,
+    LocksTask
+    | StyleTask
+    | ArithmeticTask
+    | GeneratedWritingTask
+    | MathTask
+    | SWETask
+    | TinySWETask
+    | WritingTask,
     Field(discriminator="environment"),
 ]
 

@@ -22,8 +22,31 @@ class MathTask(DataTask):
     environment: Literal["math"] = key("competition mathematics with the Python tool")
 
 
-class SWETask(DataTask):
+class Scaffolded(Block):
+    """Where an agent works on a task of software engineering, how it is graded, and its limits in seconds."""
+
+    workspace: Literal["docker", "apptainer", "remote", "local"] = key(
+        "where the agent works: an image of the task in Docker or Apptainer, agent servers that run already, "
+        "or a folder in bubblewrap"
+    )
+    grading: Literal["docker", "bubblewrap"] = key("what the harness runs the tests in")
+    wall_seconds: int = count("longest work on a task (seconds)")
+    test_seconds: int = count("longest run of a task's tests (seconds)")
+    held_out_instances: int = count("tasks that evaluations sample and training does not")
+
+
+class SWETask(Scaffolded, DataTask):
     environment: Literal["swe"] = key("software engineering: issues of public repositories, over OpenHands")
+
+
+class TinySWETask(Scaffolded):
+    environment: Literal["swe_tiny"] = key(
+        "five tiny tasks made here in the form of SWE-Bench, over OpenHands"
+    )
+    name: str = key("name of the task in tables and folders", pattern=r"^[a-z][a-z0-9_]*$")
+    tasks: int = key("how many of them, the easiest first", ge=3, le=5)
+    max_tokens: int = count("longest trajectory: prompt, actions and observations (tokens)")
+    max_turns: int = count("most actions of a trajectory")
 
 
 class JudgedStyles(Block):

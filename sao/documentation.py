@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 from sao.config_files import ROOT, models_in
 from sao.config_rows import RowConfig
 from sao.config_scales import ArithmeticTask, GeneratedWritingTask, LocksTask, ScaleConfig, StyleTask
-from sao.config_tasks import MathTask, SWETask, WritingTask
+from sao.config_tasks import MathTask, SWETask, TinySWETask, WritingTask
 from sao.runlog_schema import ACCURACY_COLUMNS, TABLES, Column
 
 DOCUMENTS = (ROOT / "docs" / "configuration.md", ROOT / "docs" / "run_directory.md")
@@ -35,6 +35,7 @@ def tables() -> dict[str, str]:
     found["arithmetic"] = _keys(ArithmeticTask)
     found["generated_writing"] = _keys(GeneratedWritingTask)
     found["math"], found["swe"], found["writing"] = _keys(MathTask), _keys(SWETask), _keys(WritingTask)
+    found["swe_tiny"] = _keys(TinySWETask)
     return found
 
 

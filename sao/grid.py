@@ -147,7 +147,7 @@ class Grid:
         """The same for a preparation step; models that are built here are prepared by the local engine."""
         scale = config.load_scale(self.scale) if self.trains else None
         released = scale is not None and scale.model.path is not None
-        ray = step != "warm_start"  # fine-tuning starts its own processes on the job's nodes
+        ray = step.startswith("values")  # fine-tuning starts its own processes on the job's nodes
         return self._command(scale if released else None, self.preparing(step) if ray else Request())
 
     def _command(self, settings: ScaleSettings | None, request: Request) -> str:

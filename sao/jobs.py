@@ -69,16 +69,17 @@ def training_request(run: RunConfig) -> Request:
 
 
 def preparation_request(scale: ScaleSettings, step: str) -> Request:
-    """The job of a preparation step, "warm_start" or "values_<frozen>".
+    """The job of a preparation step, "traces", "warm_start" or "values_<frozen>".
 
-    A released model's fine-tuning takes the policy trainer's nodes, value pretraining those of a whole run.
+    A teacher takes one node, a released model's fine-tuning the policy trainer's nodes, value pretraining
+    those of a whole run.
     """
     if scale.cluster is None or scale.cluster.one_node:
         return _request(scale, 1)
     cluster, job = scale.cluster, scale.job
     assert job is not None  # which a scale with a cluster has
-    if step == "warm_start":
-        return _request(scale, cluster.actor.nodes)
+    if step in ("traces", "warm_start"):
+        return _request(scale, cluster.actor.nodes if step == "warm_start" else 1)
     engine_nodes = math.ceil(cluster.engines.processes / max(job.gpus_per_node, 1))
     return _request(scale, cluster.actor.nodes + cluster.critic.nodes + engine_nodes)
 
@@ -86,7 +87,8 @@ def preparation_request(scale: ScaleSettings, step: str) -> Request:
 def evaluation_request(scale: ScaleSettings) -> Request:
     """The job of one evaluation on a benchmark: one engine, or the local server."""
     if scale.job is None or scale.cluster is None or scale.device is None:
-        return Request(cores=2, memory_mb=2 * LOCAL_MEMORY_MB)
+        engine_memory = 1000 * scale.job.memory_gb_per_node if scale.job and scale.model.path else 0
+        return Request(cores=2, memory_mb=max(2 * LOCAL_MEMORY_MB, int(engine_memory)))
     engine = scale.cluster.engines.tensor_parallel
     share = min(engine / max(scale.job.gpus_per_node, 1), 1.0)
     return Request(

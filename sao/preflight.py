@@ -15,6 +15,7 @@ from pathlib import Path
 
 from sao.config_cluster import FineTuning
 from sao.config_scales import Model, ScaleSettings
+from sao.environments.released_tokenizer import how_to_fetch
 from sao.openrlhf.sft_flags import how_to_make_traces, traces_file
 
 PORTS = {6379: "Ray's head node", 8265: "Ray's dashboard", 10001: "Ray's clients"}
@@ -59,6 +60,7 @@ def findings(scale: ScaleSettings, results: Path, disk_needed: float) -> list[Fi
         found += port_findings(PORTS)
     if scale.model.path is not None:
         found.append(model_finding(scale.model))
+        found.append(tokenizer_finding(scale.model))
         if scale.sft is not None:
             found.append(traces_finding(scale.sft, scale.model.path, results))
     return [*found, disk_finding(results, disk_needed)]
@@ -171,10 +173,9 @@ def port_findings(ports: dict[int, str]) -> Iterator[Finding]:
 def model_finding(model: Model) -> Finding:
     """Whether a released model lies here, with the dimensions that the scale states."""
     assert model.path is not None
-    config = _config_file(model)
+    config = _model_file(model, "config.json")
     if config is None:
-        revision = f" --revision {model.revision}" if model.revision else ""
-        return Finding("model", f"{model.path} is not here", f"fetch it: hf download {model.path}{revision}")
+        return Finding("model", f"{model.path} is not here", how_to_fetch(model))
     try:
         content = json.loads(config.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -210,9 +211,24 @@ def traces_finding(settings: FineTuning, model: str, results: Path) -> Finding:
     return Finding("traces", f"{file} is not here", how_to_make_traces(settings, model, str(results)))
 
 
-def _config_file(model: Model) -> Path | None:
-    """config.json of a model in a folder, or in the Hub's cache."""
-    path = Path(str(model.path), "config.json")
+def tokenizer_finding(model: Model) -> Finding:
+    """Whether the released model's tokenizer lies here, with the chat template that its tasks speak."""
+    settings = _model_file(model, "tokenizer_config.json")
+    if settings is None:
+        return Finding("tokenizer", f"that of {model.path} is not here", how_to_fetch(model))
+    try:
+        content = json.loads(settings.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return Finding("tokenizer", f"{settings} is damaged", f"{how_to_fetch(model)} again")
+    if _model_file(model, "chat_template.jinja") is None and not content.get("chat_template"):
+        mend = "use a chat model, or add a chat_template.jinja beside it"
+        return Finding("tokenizer", f"{settings.parent} has no chat template", mend)
+    return Finding("tokenizer", f"with a chat template in {settings.parent}")
+
+
+def _model_file(model: Model, name: str) -> Path | None:
+    """A file of a model in a folder, or in the Hub's cache."""
+    path = Path(str(model.path), name)
     if path.is_file():
         return path
     try:
@@ -221,7 +237,7 @@ def _config_file(model: Model) -> Path | None:
     except ImportError:
         return None
     try:
-        cached = try_to_load_from_cache(str(model.path), "config.json", revision=model.revision)
+        cached = try_to_load_from_cache(str(model.path), name, revision=model.revision)
     except HFValidationError:
         return None
     return Path(cached) if isinstance(cached, str) else None

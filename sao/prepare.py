@@ -114,7 +114,7 @@ def _checksum(file: Path) -> str:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
 
-def warm_start(scale: config.Scale, task_name: str, folder: Path) -> None:
+def warm_start(scale: config.Scale, task_name: str, folder: Path, results: str) -> None:
     """Trains and evaluates the warm-started policy of a task."""
     from sao.environments import make_environment
     from sao.local.evaluation import evaluate, evaluation_lines
@@ -123,7 +123,7 @@ def warm_start(scale: config.Scale, task_name: str, folder: Path) -> None:
     from sao.runlog import EVALUATION_COLUMNS, append_records
 
     task = scale.task(task_name)
-    environment = make_environment(task)
+    environment = make_environment(task, scale.model, results)
     progress = Progress(f"{scale.name} {task_name} warm start")
     policy = train_policy(scale, environment, PREPARATION_SEED, progress)
 
@@ -152,7 +152,7 @@ def values(scale: config.Scale, task_name: str, folder: Path, frozen: Frozen, re
 
     prepared = require_preparation(results, scale.name, task_name, "warm_start")
     policy = on_device(load_policy(prepared / "policy"), scale.device)
-    environment = make_environment(scale.task(task_name))
+    environment = make_environment(scale.task(task_name), scale.model, results)
     progress = Progress(f"{scale.name} {task_name} value model ({frozen} frozen)")
     value_model = train_value_model(scale, environment, policy, frozen, PREPARATION_SEED, progress)
 
@@ -207,11 +207,22 @@ def prepare(options: argparse.Namespace) -> int:
     import torch
 
     torch.set_num_threads(1)
-    if options.step == "warm-start":
-        warm_start(scale, options.task, folder)
+    if scale.task(options.task).environment == "swe_tiny":
+        _prepare_attempts(scale, options, folder)
+    elif options.step == "warm-start":
+        warm_start(scale, options.task, folder, options.results)
     else:
         values(scale, options.task, folder, options.frozen, options.results)
     return 0
+
+
+def _prepare_attempts(scale: config.Scale, options: argparse.Namespace, folder: Path) -> None:
+    from sao.local import swe_preparation
+
+    if options.step == "warm-start":
+        swe_preparation.warm_start(scale, options.task, folder)
+    else:
+        swe_preparation.values(scale, options.task, folder, options.frozen, options.results)
 
 
 def _prepare_released(scale: config.Scale, options: argparse.Namespace, folder: Path) -> int:

@@ -242,10 +242,19 @@ class RunDirectory:
         """Folder for the policy's weights after `step` updates."""
         return self.path / "weights" / f"step-{step}"
 
-    def begin_attempt(self) -> int:
-        """Records command, code, packages, hardware and start in provenance.json; returns its number."""
+    def begin_attempt(self, data: dict[str, Any] | None = None) -> int:
+        """Records command, code, packages, hardware and start in provenance.json; returns its number.
+
+        `data` names the set that the run trains on, and the digest of its rows; RunError where an earlier
+        attempt had others.
+        """
         file = self.path / "provenance.json"
         record = read_json(file) if file.exists() else {"attempts": []}
+        if record.get("data", data) != data:
+            raise RunError(
+                f"{self.path}: was begun with other data than {data}: {record['data']}; restore that, or "
+                "move the folder away to begin anew"
+            )
         attempts = record["attempts"]
         if attempts and attempts[-1]["end"] is None:
             attempts[-1]["status"] = "stopped"
@@ -255,7 +264,10 @@ class RunDirectory:
             | {"cpu_seconds": None, "gpu_seconds": None, "reason": None}
         )
         write_json(
-            file, {"command": self.command, **provenance.collect(), **_hours(attempts), "attempts": attempts}
+            file,
+            {"command": self.command, **provenance.collect()}
+            | ({"data": data} if data else {})
+            | {**_hours(attempts), "attempts": attempts},
         )
         (self.path / "failure.json").unlink(missing_ok=True)
         return self.attempt

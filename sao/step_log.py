@@ -1,15 +1,52 @@
 """What both engines log of a step and of evaluated trajectories: lines of the run directory's tables."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
 from sao import metrics
 from sao.config import RunConfig
+from sao.environments.base import Instance
 from sao.runlog import METRIC_COLUMNS
 from sao.streaming import Taken
 from sao.trajectory import Batch, Trajectory
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """One sample of a held-out problem; `trajectory` is None where its environment broke each time."""
+
+    instance: Instance
+    trajectory: Trajectory | None
+    details: dict[str, str | int] = field(default_factory=dict)
+
+
+def held_out_lines(sampled: Sequence[HeldOut], benchmark: str, step: int) -> list[dict[str, Any]]:
+    """One line of evaluations.jsonl per sample; repetitions of a problem are numbered in the order given."""
+    seen: dict[str, int] = {}
+    lines = []
+    for held_out in sampled:
+        problem, trajectory = held_out.instance.prompt_id, held_out.trajectory
+        reward = 0.0 if trajectory is None else trajectory.reward
+        lines.append(
+            {
+                "step": step,
+                "benchmark": benchmark,
+                "problem_id": problem,
+                "run_index": seen.get(problem, 0),
+                "correct": reward > 0,
+                "status": "environment_error" if trajectory is None else str(trajectory.status),
+                "turns": 0 if trajectory is None else trajectory.turns,
+                "action_tokens": 0 if trajectory is None else trajectory.num_action_tokens,
+                "label": held_out.instance.label,
+                "style": held_out.details.get("style"),
+                "reward": reward,
+            }
+        )
+        seen[problem] = seen.get(problem, 0) + 1
+    return lines
 
 
 def metrics_line(

@@ -22,6 +22,8 @@ class Switches:
     seeds: tuple[int, ...] | None = None  # None: the scale's own
     beside: tuple[str, ...] = ()  # folders of imported runs to show too, apart by commas
     endpoint: str | None = None  # base URL that serves what is evaluated, in place of the local engine
+    benchmarks: str | None = None  # folder of the benchmarks' files, for work offline
+    teacher: str | None = None  # base URL that serves the model whose traces fine-tuning imitates
     model: str | None = None  # its name there; the row by default
     openrlhf_python: str | None = None  # interpreter with OpenRLHF, where no conda environment is made of it
     swe: str | None = None  # further options of the SWE-Bench runner, as on its command line

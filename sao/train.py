@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from sao import config
+from sao.config_tasks import MathTask, WritingTask
 from sao.openrlhf import InstallationError
 from sao.prepare import require_preparations
 from sao.runlog import RunDirectory, RunError, RunFailure
@@ -48,9 +49,10 @@ def train_and_seal(directory: RunDirectory, results: str) -> int:
         directory.seal()
         return 0
     attempt = make_attempt(directory, results)
-    require_preparations(directory.config, results)
     run = directory.config
-    directory.begin_attempt()
+    require_preparations(run, results)
+    check_environment(run, results)
+    directory.begin_attempt(training_data(run, results))
     try:
         attempt.train()
         directory.end_attempt("finished", attempt.cpu_seconds(), attempt.gpu_seconds())
@@ -74,6 +76,28 @@ def train_and_seal(directory: RunDirectory, results: str) -> int:
         directory.end_attempt(status, attempt.cpu_seconds(), attempt.gpu_seconds(), reason)
         print(f"{run.row} seed {run.seed}: {reason}", file=sys.stderr)
     return code
+
+
+def check_environment(run: config.RunConfig, results: str) -> None:
+    """Raises ConfigError where the task lacks data, model, tool or judge, before any engine asks for them."""
+    from sao.environments import check_machine, make_environment
+
+    try:
+        make_environment(run.task, run.model, results)
+        check_machine(run.task)
+    except config.ConfigError:
+        raise
+    except ValueError as error:
+        raise config.ConfigError(f"scale {run.scale}: tasks: {error}") from error
+
+
+def training_data(run: config.RunConfig, results: str) -> dict[str, str] | None:
+    """Name and digest of the fetched rows that a run trains on; None for tasks without any."""
+    if not isinstance(run.task, MathTask | WritingTask):
+        return None
+    from evaluation.training_data import checksum, fetched_rows
+
+    return {"set": run.task.data, "rows_sha256": checksum(fetched_rows(run.task.data, results))}
 
 
 class Attempt(Protocol):

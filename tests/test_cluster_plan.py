@@ -183,6 +183,8 @@ def test_plan_of_the_papers_scale(capsys: pytest.CaptureFixture[str]) -> None:
     (total,) = [line for line in lines if line.startswith("the paper's rows (snakemake)")]
     assert total.startswith("the paper's rows (snakemake): 10 runs left, 145,120 to 580,480 GPU-hours")
     assert any(line.startswith("preparation left: math/warm_start: fine-tuning") for line in lines)
+    traces = "preparation left: traces: 4 attempts of openai/gpt-oss-120b at every problem of sft_prompts; "
+    assert any(line.startswith(traces) for line in lines)
     assert any(line.startswith("  policy: weights 1.9, gradients 1.9, optimizer 11.4") for line in lines)
 
 

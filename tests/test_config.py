@@ -182,10 +182,11 @@ def test_row_files_state_only_what_differs_from_sao() -> None:
 
 
 def test_every_row_resolves_at_every_scale_of_its_domain() -> None:
-    local = {"cpu", "cpu_long", "cpu_math", "cpu_plain", "smoke", "smoke_math", "gpu", "gpu_math"}
+    local = {"cpu", "cpu_long", "cpu_math", "cpu_plain", "smoke", "smoke_math", "gpu", "gpu_math", "swe_tiny"}
     smoke = {
         "openrlhf_smoke",
         "openrlhf_smoke_math",
+        "openrlhf_smoke_swe",
         "openrlhf_smoke_two_ranks",
         "openrlhf_one_update",
     }
@@ -510,7 +511,7 @@ def test_command_line(capsys: pytest.CaptureFixture[str], experiments: Path) -> 
         and resolve("vapo", "cpu", 2).digest() in shown
     )
     assert config.main(["check"]) == 0
-    assert "25 rows at 16 scales are valid" in capsys.readouterr().out
+    assert "25 rows at 18 scales are valid" in capsys.readouterr().out
     assert config.main(["show", "vap"]) == 2
     assert "did you mean vapo?" in capsys.readouterr().err
     (experiments / "rows" / "vapo.yaml").write_text("title: x\ncritic: {freezed: none}\n")
@@ -535,6 +536,6 @@ def test_documents_are_current() -> None:
 
 
 def test_every_key_has_a_meaning() -> None:
-    for table in ("row", "scale", "locks", "style", "math", "swe", "writing"):
+    for table in ("row", "scale", "locks", "style", "math", "swe", "swe_tiny", "writing"):
         for line in documentation.tables()[table].splitlines()[2:]:
             assert all(cell.strip() for cell in line.strip("|").split("|")), line

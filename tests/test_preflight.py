@@ -169,6 +169,40 @@ def test_docker_must_answer(commands: Path) -> None:
     assert planning.docker_finding() == Finding("Docker", "28.1")
 
 
+def test_a_released_model_needs_a_tokenizer_with_a_chat_template(tmp_path: Path) -> None:
+    model = load_scale("paper_math").model.model_copy(update={"path": str(tmp_path)})
+    found = preflight.tokenizer_finding(model)
+    assert found.mend == f"fetch it: hf download {tmp_path}"
+    settings = tmp_path / "tokenizer_config.json"
+    settings.write_text("{")
+    assert "is damaged" in preflight.tokenizer_finding(model).found
+    settings.write_text("{}")
+    assert "add a chat_template.jinja" in preflight.tokenizer_finding(model).mend
+    (tmp_path / "chat_template.jinja").write_text("x")
+    assert not preflight.tokenizer_finding(model).missing
+    (tmp_path / "chat_template.jinja").unlink()
+    settings.write_text(json.dumps({"chat_template": "x"}))
+    assert not preflight.tokenizer_finding(model).missing
+
+
+def test_tasks_need_sandbox_and_judge(commands: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SAO_JUDGE_URL", raising=False)
+    (sandbox,) = planning.task_findings(load_scale("paper_math"))
+    assert sandbox.subject == "sandbox" and sandbox.mend.startswith("install bubblewrap")
+    install(commands, "bwrap", "true")
+    assert planning.sandbox_finding() == Finding("sandbox", str(commands / "bwrap"))
+    (judge,) = planning.task_findings(load_scale("paper_writing"))
+    assert judge.subject == "judge GLM-4.7" and judge.mend.startswith("set SAO_JUDGE_URL")
+    monkeypatch.setenv("SAO_JUDGE_URL", "http://127.0.0.1:8000/v1")
+    assert not planning.judge_finding("GLM-4.7").missing
+
+
+def test_docker_is_looked_for_where_a_task_uses_it() -> None:
+    for scale, expected in (("paper_swe", True), ("swe_tiny", False), ("paper_math", False)):
+        subjects = [found.subject for found in planning.task_findings(load_scale(scale))]
+        assert ("Docker" in subjects) == expected
+
+
 def test_data_must_be_fetched(tmp_path: Path) -> None:
     found = by_subject(planning.data_findings(load_scale("paper_math"), str(tmp_path)))
     file = tmp_path / "data" / "math_prompts.jsonl"
@@ -176,12 +210,20 @@ def test_data_must_be_fetched(tmp_path: Path) -> None:
     assert found["data math_prompts"].mend == f"fetch it: {command}"
     assert found["data sft_prompts"].missing
     file.parent.mkdir()
-    file.write_text("")
+    file.write_text('{"id": "1", "text": "1 + 1?", "answer": "2"}\n')
     assert not by_subject(planning.data_findings(load_scale("paper_math"), str(tmp_path)))[
         "data math_prompts"
     ].missing
+    file.write_text("{}\n")
+    damaged = by_subject(planning.data_findings(load_scale("paper_math"), str(tmp_path)))["data math_prompts"]
+    assert damaged.mend == "mend or remove the line" and "line 1: is no JSON object" in damaged.found
     (swe,) = planning.data_findings(load_scale("paper_swe"), str(tmp_path))
     assert "python -m evaluation.swe.datasets convert swe_rebench --out" in swe.mend
+    tasks = tmp_path / "data/swe_tasks.jsonl"
+    tasks.write_text("{}\n")
+    (swe,) = planning.data_findings(load_scale("paper_swe"), str(tmp_path))
+    assert "was not compared with SWE-Bench Verified" in swe.found
+    assert f"python -m evaluation.swe.datasets check {tasks} --clean {tasks}" in swe.mend
     (unknown,) = planning.data_findings(load_scale("paper_swe"), str(tmp_path), sets=tmp_path / "none.yaml")
     assert unknown.mend == "add it there"
 

@@ -63,7 +63,7 @@ def batches(schedule: Schedule, count: int, trains_policy: bool = True) -> Itera
     for _ in range(count):
         taken = schedule.next_batch()
         yield taken
-        schedule.begin_update(trains_policy)
+        schedule.end_update(trains_policy)
 
 
 def count_starts(schedule: Schedule) -> list[dict[str, int]]:
@@ -143,7 +143,7 @@ def test_critic_only_steps_change_no_version(uniform: Callable[..., Schedule]) -
     schedule = uniform(run_config("sao", clock={"sync_interval": 1}), ToyEnvironment())
     for taken in [*batches(schedule, 4, trains_policy=False), schedule.next_batch()]:
         assert schedule.state.version == 0 and taken.counters.loads == []
-    schedule.begin_update(trains_policy=True)
+    schedule.end_update(trains_policy=True)
     loads = schedule.next_batch().counters.loads
     assert schedule.state.version == 1 and [version for _, version in loads] == [1]
 
@@ -175,7 +175,7 @@ def test_groups_wait_for_their_slowest_member_and_single_rollouts_do_not(
         }
         while True:
             taken = schedule.next_batch()
-            schedule.begin_update(trains_policy=True)
+            schedule.end_update(trains_policy=True)
             assert taken.tick >= max(rollout.graded_tick for rollout in taken.rollouts)
             if row == "grpo_dis":
                 assert set(Counter(rollout.group_id for rollout in taken.rollouts).values()) == {8}
@@ -337,7 +337,7 @@ def test_staleness_cap_bounds_what_is_outstanding(uniform: Callable[..., Schedul
     for clock in (schedule, resumed):
         gone, outstanding = BATCH, []
         for _ in range(6):
-            clock.begin_update(trains_policy=False)
+            clock.end_update(trains_policy=False)
             taken = clock.next_batch()
             gone += taken.counters.dropped_stale  # on resuming, what was sampled at version 0
             outstanding.append(clock.state.next_index - gone)

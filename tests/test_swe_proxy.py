@@ -412,3 +412,43 @@ def test_unknown_keys_models_and_contents_are_refused() -> None:
     assert asyncio.run(client.post()).status_code == 401
     with pytest.raises(ValueError, match="no engine"):
         RecordingProxy(None, tokenizer(), "tiny", 4000).open()
+
+
+def test_a_closed_trajectory_is_sampled_no_further_and_a_failure_is_told_apart() -> None:
+    """Sampling that begins while the trajectory is being closed is broken off too."""
+
+    class Backend:
+        async def sample_action(self, *_: Any) -> Any:
+            if fails:
+                raise ValueError("no log-prob")
+            await asyncio.sleep(60)
+
+    async def sample(engine: ActionEngine, reason: str) -> None:
+        with pytest.raises(EndpointFailure, match=reason):
+            await asyncio.wait_for(engine.complete([1], 5, [0], seed=0), 20)
+
+    async def run() -> None:
+        engine = ActionEngine(Backend(), Parameters(), "one", asyncio.get_running_loop())
+        engine.close()
+        await sample(engine, "the trajectory is closed")
+        assert not engine.failure.done()
+
+    async def run_failing() -> None:
+        engine = ActionEngine(Backend(), Parameters(), "one", asyncio.get_running_loop())
+        await sample(engine, "sampling failed: no log-prob")
+        assert str(await engine.failure) == "no log-prob"
+
+    fails = False
+    asyncio.run(run())
+    fails = True
+    asyncio.run(run_failing())
+
+
+def test_what_arrives_after_the_end_is_not_recorded() -> None:
+    """The conversation is closed while the engine samples: the trajectory keeps the tokens it had."""
+    proxy, client = proxied(action("finish"))
+    taken: list[Recording] = []
+    engine_of(proxy).on_request = lambda: taken.append(proxy.close(client.address))
+    answer = asyncio.run(client.post())
+    assert answer.status_code == 401 and "closed meanwhile" in answer.text
+    assert taken[0].token_ids == [] and taken[0].action_spans == []

@@ -8,9 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
+from evaluation.swe.tiny_traces import TinyTasks, demonstrator
+from sao import config_files, prepare, train
+from sao.config import load_scale
+from sao.environments.swe import SWEEnvironment
 from sao.environments.swe_tiny import actions_of, tiny_tokenizer
-from sao.local.swe_training import TinyTasks, _demonstrator, main, tiny_run, warmed_policy
+from sao.local.warm_start import train_policy
+from sao.runlog import read_run
 from sao.trajectory import Trajectory
 
 ROOT = Path(__file__).parents[1]
@@ -21,64 +27,103 @@ needs_openhands = pytest.mark.skipif(
 )
 
 
-def read(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().splitlines()]
+@pytest.fixture
+def experiments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the experiments folder, with a row that has one critic-only step and no pretrained critic."""
+    copy = tmp_path / "experiments"
+    shutil.copytree(config_files.EXPERIMENTS, copy)
+    monkeypatch.setattr(config_files, "EXPERIMENTS", copy)
+    row = yaml.safe_load((copy / "rows/sao_swe.yaml").read_text())
+    row |= {"title": "short", "critic": {"pretrained": False, "critic_only_steps": 1}}
+    (copy / "rows/short.yaml").write_text(yaml.safe_dump(row))
+    return copy
 
 
-def train(out: Path, *options: str) -> list[dict[str, Any]]:
-    assert main(["--openhands", str(OPENHANDS), "--out", str(out), *options]) == 0
-    lines = read(out / "metrics.jsonl")
-    assert all(line["policy_grad_norm"] > 0 for line in lines if line["step"] >= 0)
-    assert all(line["policy_loss"] != 0 for line in lines if line["step"] >= 0)
-    assert all(line["mean_turns"] >= 1 and line["action_tokens"] > 0 for line in lines)
+def scale(experiments: Path, **given: Any) -> None:
+    """The scale `trial`, which extends swe_tiny."""
+    content = {"extends": "swe_tiny", "title": "trial"} | given
+    (experiments / "scales/trial.yaml").write_text(yaml.safe_dump(content))
+
+
+def trained(results: Path) -> Path:
+    common = ["--scale", "trial", "--results", str(results)]
+    assert prepare.main(["warm-start", "--task", "swe_tiny", *common]) == 0
+    assert train.main(["--row", "short", *common]) == 0
+    return results / "trial/runs/short/seed0"
+
+
+def check(folder: Path, updates: int) -> Any:
+    """Every run of it: all lines are there, gradients flow, the sampler is the trainer's policy."""
+    record = read_run(folder)
+    metrics = record.metrics
+    assert metrics["step"].tolist() == list(range(-1, updates)) and (folder / "seal.json").exists()
+    trained = metrics[metrics["step"] >= 0]
+    assert (trained["policy_grad_norm"] > 0).all() and (trained["policy_loss"] != 0).all()
+    assert (metrics["mean_turns"] >= 1).all() and (metrics["action_tokens"] > 0).all()
     # Without FP8 or lag between sampler and trainer the ratio would be 1; with both it stays close.
-    assert all(0.8 < line["ratio_q50"] < 1.25 for line in lines if line["step"] >= 0)
-    return lines
+    assert trained["ratio_q50"].between(0.8, 1.25).all()
+    return record
 
 
 @needs_openhands
-def test_a_policy_acts_and_learns_in_the_real_environment(tmp_path: Path) -> None:
-    lines = train(tmp_path, "--tasks", "1", "--batch", "3", "--updates", "1", "--workers", "2")
-    assert [line["step"] for line in lines] == [-1, 0]
-    summary = read(tmp_path / "summary.json")[0]
-    assert summary["reward_1"] >= 1 and summary["trajectories"] == 6
-    traces = [Trajectory(**trace) for trace in read(tmp_path / "demonstrations.jsonl")]
-    assert [trace.reward for trace in traces] == [1.0, 0.0]
-    assert (tmp_path / "policy/config.json").exists() and not list(tmp_path.glob("swe-training-*"))
+def test_a_policy_acts_and_learns_in_the_real_environment(
+    experiments: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three tasks, two of them to train on; the run directory is that of every run."""
+    monkeypatch.setenv("SAO_OPENHANDS_PYTHON", str(OPENHANDS))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    scale(
+        experiments,
+        tasks={"coding": {"tasks": 3}},
+        warm_start={"steps": 250, "demonstrations": 6},
+        training={"batch_trajectories": 3, "updates": 1},
+        evaluation={"steps": [1]},
+    )
+    folder = trained(tmp_path / "results")
+    record = check(folder, 1)
+    assert (record.metrics["trajectories"] == 3).all() and (record.metrics["reward_mean"] > 0).any()
+    evaluated = [json.loads(line) for line in (folder / "evaluations.jsonl").read_text().splitlines()]
+    assert [(line["step"], line["benchmark"]) for line in evaluated] == [(1, "swe_tiny")]
+    assert (folder / "weights/step-1/tokenizer_config.json").exists()
+    assert not list(tmp_path.glob("swe-*"))
 
 
 @needs_openhands
 @pytest.mark.slow
-def test_a_few_updates_on_all_five_tasks(tmp_path: Path) -> None:
-    lines = train(tmp_path, "--tasks", "5", "--batch", "8", "--updates", "3")
-    assert [line["step"] for line in lines] == [-1, 0, 1, 2]
-    rewards = [line["reward_mean"] for line in lines]
-    assert 0 < sum(rewards) < len(rewards)  # some of the attempts earn 1, and some do not
-    versions = [line["version"] for line in lines]
-    assert versions == [0, 1, 2, 3]
+def test_a_few_updates_on_all_five_tasks(
+    experiments: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SAO_OPENHANDS_PYTHON", str(OPENHANDS))
+    scale(experiments)
+    record = check(trained(tmp_path / "results"), 3)
+    rewards = record.metrics["reward_mean"]
+    assert 0 < rewards.sum() < len(rewards)  # some of the attempts earn 1, and some do not
+    assert record.metrics["version"].tolist() == [0, 0, 1, 2]
 
 
 def test_a_missing_environment_has_one_clear_message(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out = str(tmp_path / "out")
-    assert main(["--openhands", str(tmp_path / "none"), "--out", out]) == 2
+    words = ["warm-start", "--scale", "swe_tiny", "--task", "swe_tiny", "--results", str(tmp_path / "out")]
+    monkeypatch.setenv("SAO_OPENHANDS_PYTHON", str(tmp_path / "none"))
+    assert prepare.main(words) == 2
     said = capsys.readouterr().err
-    assert (
-        said.startswith(f"--openhands {tmp_path / 'none'}: there is no such Python") and "\n" not in said[:-1]
-    )
+    assert said.startswith(f"task swe_tiny: {tmp_path / 'none'}: there is no such Python")
+    assert "\n" not in said[:-1]
     wrong = tmp_path / "python"
-    wrong.write_text("#!/bin/sh\necho 'SWE-Bench has an environment of its own' >&2\nexit 2\n")
+    wrong.write_text("#!/bin/sh\necho 'VersionError: SWE-Bench has an environment of its own' >&2\nexit 2\n")
     wrong.chmod(0o755)
-    assert main(["--openhands", str(wrong), "--out", out]) == 2
-    assert "the worker does not start: SWE-Bench has an environment of its own" in capsys.readouterr().err
+    monkeypatch.setenv("SAO_OPENHANDS_PYTHON", str(wrong))
+    assert prepare.main(words) == 2
+    assert capsys.readouterr().err == f"task swe_tiny: {wrong}: SWE-Bench has an environment of its own\n"
 
 
 def test_fine_tuning_learns_the_traces_by_heart(tmp_path: Path) -> None:
     """Two traces that part at one action: what is left of the loss is the choice between them."""
     tasks = TinyTasks.build(tmp_path, 1)
     tokenizer = tiny_tokenizer(tasks.scripts, tasks.titles)
-    chat = _demonstrator(tokenizer)
+    chat = demonstrator(tokenizer)
     prompt = chat.prompt_ids([{"role": "user", "content": f"<issue>\n{tasks.titles[0]}\n"}])
     traces = []
     for script in tasks.scripts:
@@ -95,8 +140,16 @@ def test_fine_tuning_learns_the_traces_by_heart(tmp_path: Path) -> None:
                 np.array(ids), np.array(spans), logprobs, np.where(mask, 0, -1), float(script.resolves)
             )
         )
-    run = tiny_run(batch=2, updates=1, learning_rate=1e-4, seed=0, concurrency=1)
-    _, loss = warmed_policy(run, len(tokenizer), traces, steps=150)
+    environment = SWEEnvironment([], [], None, None)  # type: ignore[arg-type]
+    environment.vocabulary = tuple(map(str, range(len(tokenizer))))
+    environment.demonstrate([traces[0], traces[0], traces[1]])
+    tiny = load_scale("swe_tiny")
+    warm_start = tiny.supervised_warm_start.model_copy(
+        update={"steps": 150, "batch_size": 3, "demonstrations": 3}
+    )
+    reports: list[dict[str, Any]] = []
+    train_policy(tiny.model_copy(update={"warm_start": warm_start}), environment, 0, reports.append)
+    loss = reports[-1]["loss"]
     actions = [trace.num_action_tokens for trace in traces]
     # Of three sequences (the solution twice) two go one way: entropy 0.6365 nats at the one open choice.
     least = 3 * 0.6365 / (2 * actions[0] + actions[1])

@@ -191,3 +191,25 @@ def test_every_use_of_a_scale_has_a_set_with_licence_size_and_benchmarks() -> No
             "pin what was read, and record it in the lock"
         )
     assert sets["math_prompts"]["benchmarks"] == list(load_scale("paper_math").tasks.reasoning.benchmarks)
+
+
+def test_fetched_rows_are_read_as_they_were_written(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [row("a", "one\u2028two", "1"), row("b", NEAR, "7"), row("c", 'Say "x".\nOr y.', "x")]
+    write(project, "sums", rows)
+    results = str(project / "results")
+    out = str(training_data.fetched_file("sums", results))
+    folders = ["--data-dir", str(project), "--benchmarks-dir", str(project)]
+    assert training_data.main(["fetch", "sums", *folders, "--out", out]) == 0
+    found = training_data.fetched_rows("sums", results)
+    assert [(kept.id, kept.text, kept.answer) for kept in found] == [
+        ("a", "one\u2028two", "1"),
+        ("c", 'Say "x".\nOr y.', "x"),
+    ]
+    Path(out).write_text(Path(out).read_text().replace('"x"}', '"y"}'))
+    with pytest.raises(DataError, match=r"other rows than data\.lock\.yaml records for sums; fetch it: "):
+        training_data.fetched_rows("sums", results)
+    Path(out).write_bytes(b"\xff")
+    with pytest.raises(DataError, match="cannot be read"):
+        training_data.fetched_rows("sums", results)

@@ -18,9 +18,10 @@ from sao.critic import ValueModel
 from sao.environments.base import EnvironmentFailure, Instance
 from sao.local.model import build_policy
 from sao.local.trainer import Trainer
-from sao.local.wall_clock import Collector, ServedPolicy, train
-from sao.streaming import SchedulingError
-from sao.trajectory import Trajectory
+from sao.local.wall_clock import Collector, ServedPolicy
+from sao.openrlhf.stream import Request
+from sao.streaming import SchedulingError, Taken
+from sao.trajectory import Batch, Trajectory
 
 INSTANCES = [Instance(f"{number:016x}", None, (number,)) for number in range(4)]
 VOCABULARY, PROMPT = 24, [2, 3, 5]
@@ -52,6 +53,23 @@ def made(index: int, group: int, version: int = 0, reward: float = 1.0) -> Traje
     )
 
 
+def collector(run: RunConfig, rollout: Callable[..., Trajectory], slots: int, **load: Any) -> Collector:
+    """Of rollouts that are told instance, index and group; begun with version 0."""
+    run = run.model_copy(update={"sampler": run.sampler.model_copy(update={"slots": slots})})
+
+    def timed(request: Request) -> tuple[Trajectory, int]:
+        return rollout(request.instance, request.index, request.group_id), 5
+
+    made = Collector(run, INSTANCES, timed, load.get("load", lambda version: None))
+    made.begin(0)
+    return made
+
+
+def indices(taken: Taken) -> list[int]:
+    """In the order of finishing: a batch is shuffled."""
+    return sorted(trajectory.index for trajectory in taken.trajectories)
+
+
 def test_batches_are_filled_in_the_order_of_finishing_and_never_wait_for_a_straggler() -> None:
     go_on = threading.Event()
 
@@ -60,12 +78,12 @@ def test_batches_are_filled_in_the_order_of_finishing_and_never_wait_for_a_strag
             go_on.wait(20)
         return made(index, group)
 
-    with Collector(configured(), INSTANCES, rollout, concurrency=2) as collector:
-        first = collector.next_batch(0)
-        assert [trajectory.index for trajectory in first] == [1, 2, 3, 4]
+    with collector(configured(), rollout, 2) as collecting:
+        assert indices(collecting.next_batch()) == [1, 2, 3, 4]
         go_on.set()
         time.sleep(0.1)
-        assert 0 in [trajectory.index for trajectory in collector.next_batch(0)]
+        collecting.end_update(trains_policy=True)
+        assert 0 in indices(collecting.next_batch())
 
 
 def test_nobody_waits_for_rollouts_that_are_not_wanted() -> None:
@@ -76,8 +94,8 @@ def test_nobody_waits_for_rollouts_that_are_not_wanted() -> None:
             go_on.wait(20)
         return made(index, group)
 
-    with Collector(configured(), INSTANCES, rollout, concurrency=2) as collector:
-        collector.next_batch(0)
+    with collector(configured(), rollout, 2) as collecting:
+        collecting.next_batch()
         began = time.monotonic()
     assert time.monotonic() - began < 10
     go_on.set()
@@ -91,10 +109,10 @@ def test_dynamic_sampling_replaces_groups_of_one_reward() -> None:
     def rollout(instance: Instance, index: int, group: int) -> Trajectory:
         return replace(made(index, group), reward=float(group % 2 * (index % 2)))
 
-    run = run.model_copy(update={"sampling": sampling})
-    with Collector(run, INSTANCES, rollout, concurrency=1) as collector:
-        assert [trajectory.group_id for trajectory in collector.next_batch(0)] == [1, 1, 3, 3]
-        assert collector.taken()[0].filtered_groups == 2
+    with collector(run.model_copy(update={"sampling": sampling}), rollout, 1) as collecting:
+        taken = collecting.next_batch()
+        assert sorted(trajectory.group_id for trajectory in taken.trajectories) == [1, 1, 3, 3]
+        assert taken.counters.filtered_groups == 2
 
 
 def test_groups_stay_together() -> None:
@@ -107,10 +125,11 @@ def test_groups_stay_together() -> None:
         time.sleep(0.002 * (index % 3))
         return made(index, group)
 
-    with Collector(run, INSTANCES, rollout, concurrency=3) as collector:
+    with collector(run, rollout, 3) as collecting:
         for _ in range(3):
-            groups = [trajectory.group_id for trajectory in collector.next_batch(0)]
+            groups = [trajectory.group_id for trajectory in collecting.next_batch().trajectories]
             assert groups[0] == groups[1] != groups[2] == groups[3]
+            collecting.end_update(trains_policy=True)
     assert all(len(found) == 1 for found in prompts.values())
 
 
@@ -125,11 +144,10 @@ def test_an_invalid_rollout_is_counted_and_its_task_tried_again() -> None:
             raise EnvironmentFailure("no container")
         return made(index, group)
 
-    with Collector(configured(), INSTANCES, rollout, concurrency=1) as collector:
-        assert len(collector.next_batch(0)) == 4
-        counts, reasons = collector.taken()
-        assert (counts.invalid, reasons) == (2, ["no container"] * 2)
-        assert collector.taken()[0].invalid == 0
+    with collector(configured(), rollout, 1) as collecting:
+        taken = collecting.next_batch()
+        assert (len(taken.trajectories), taken.counters.invalid) == (4, 2)
+        assert collecting.taken_reasons() == ["no container"] * 2 and collecting.taken_reasons() == []
     place = tried.index(INSTANCES[1].prompt_id)
     assert tried[place : place + 3] == [INSTANCES[1].prompt_id] * 3
 
@@ -139,21 +157,18 @@ def test_a_broken_environment_ends_the_run_and_a_bug_does_at_once() -> None:
         raise EnvironmentFailure("no container")
 
     with (
-        Collector(configured(), INSTANCES, broken, concurrency=2) as collector,
+        collector(configured(), broken, 2) as collecting,
         pytest.raises(
             SchedulingError, match=r"81 trajectories ended in an environment error .* with: no container"
         ),
     ):
-        collector.next_batch(0)
+        collecting.next_batch()
 
     def bug(instance: Instance, index: int, group: int) -> Trajectory:
         raise TypeError("a bug")
 
-    with (
-        Collector(configured(), INSTANCES, bug, concurrency=1) as collector,
-        pytest.raises(TypeError, match="a bug"),
-    ):
-        collector.next_batch(0)
+    with collector(configured(), bug, 1) as collecting, pytest.raises(TypeError, match="a bug"):
+        collecting.next_batch()
 
 
 def test_what_is_too_old_is_dropped_and_counted() -> None:
@@ -162,18 +177,53 @@ def test_what_is_too_old_is_dropped_and_counted() -> None:
     def rollout(instance: Instance, index: int, group: int) -> Trajectory:
         return made(index, group, next(version))
 
-    with Collector(configured(max_staleness=2), INSTANCES, rollout, concurrency=1) as collector:
-        batch = collector.next_batch(3)
-        assert [trajectory.index for trajectory in batch] == [2, 3, 4, 5]
-        assert collector.taken()[0].dropped_stale == 2
+    with collector(configured(max_staleness=2), rollout, 1) as collecting:
+        collecting.begin(3)
+        taken = collecting.next_batch()
+        assert indices(taken) == [2, 3, 4, 5] and taken.counters.dropped_stale == 2
 
 
-def over_http(served: ServedPolicy) -> Callable[[Instance, int, int], Trajectory]:
+def test_weights_are_loaded_at_their_interval_and_ticks_are_milliseconds() -> None:
+    """Every second update of the policy; the critic's own steps have none."""
+    run = configured()
+    run = run.model_copy(update={"clock": run.clock.model_copy(update={"sync_interval": 2})})
+    loaded: list[int] = []
+
+    def rollout(instance: Instance, index: int, group: int) -> Trajectory:
+        time.sleep(0.01)
+        return made(index, group)
+
+    with collector(run, rollout, 2, load=loaded.append) as collecting:
+        for trains in (False, True, True, True, True):
+            taken = collecting.next_batch()
+            time.sleep(0.02)
+            assert 20 <= collecting.end_update(trains) < 5000
+        assert loaded == [2, 4] and collecting.version == 4
+        assert all(one.start_tick <= one.end_tick <= one.graded_tick <= taken.tick for one in taken.rollouts)
+
+
+def test_a_resumed_collector_goes_on_with_order_and_finished_rollouts() -> None:
+    def rollout(instance: Instance, index: int, group: int) -> Trajectory:
+        return made(index, group)
+
+    with collector(configured(), rollout, 1) as collecting:
+        collecting.next_batch()
+        collecting.end_update(trains_policy=True)
+        saved = collecting.state_dict()
+    with collector(configured(), rollout, 1) as resumed:
+        resumed.load_state_dict(saved)
+        resumed.begin(resumed.version)
+        assert resumed.version == 1
+        groups = {trajectory.group_id for trajectory in resumed.next_batch().trajectories}
+    assert groups == {4, 5, 6, 7}  # none is lost or trained on twice
+
+
+def over_http(url: str) -> Callable[[Instance, int, int], Trajectory]:
     """A rollout of eight tokens whose reward is that its first token is even."""
 
     def rollout(instance: Instance, index: int, group: int) -> Trajectory:
         async def sample() -> Any:
-            async with Endpoint(served.url, served.model) as endpoint:
+            async with Endpoint(url, "tiny") as endpoint:
                 return await endpoint.complete(PROMPT, 8, [], seed=index)
 
         done = asyncio.run(sample())
@@ -197,18 +247,25 @@ def test_a_served_policy_is_trained_and_its_new_weights_are_sampled_from() -> No
     policy = build_policy(run.model, VOCABULARY, 32, seed=1)
     before = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
     trainer = Trainer(run, policy, ValueModel.from_policy(policy))
-    with (
-        ServedPolicy(policy, run, "tiny") as served,
-        Collector(run, INSTANCES, over_http(served), concurrency=2) as collector,
-    ):
-        lines = list(train(run, trainer, served, collector))
+    lags, records = [], []
+    with ServedPolicy(policy, run, "tiny") as served:
+
+        def load(version: int) -> None:
+            served.load(policy, version)
+
+        with collector(run, over_http(served.url), 2, load=load) as collecting:
+            for step in range(-1, 4):
+                taken = collecting.next_batch()
+                versions = Batch.from_trajectories(taken.trajectories).policy_versions
+                lags.append(collecting.version - int(versions[versions >= 0].min()))
+                records.append(trainer.update(taken.trajectories, step))
+                collecting.end_update(trains_policy=step >= 0)
         assert served.engine.version == 4
         assert torch.equal(served.engine.engine.embedding, policy.model.embed_tokens.weight)
-    assert [line["step"] for line in lines] == [-1, 0, 1, 2, 3]
-    assert "policy_grad_norm" not in lines[0] and all(line["policy_grad_norm"] > 0 for line in lines[1:])
+    assert "policy_grad_norm" not in records[0]
+    assert all(record["policy_grad_norm"] > 0 for record in records[1:])
     assert any(not torch.equal(before[name], tensor) for name, tensor in policy.state_dict().items())
-    assert [line["version"] for line in lines] == [0, 1, 2, 3, 4]
     # With a queue of one batch and two rollouts under way nothing can be older than a few versions.
-    assert all(0 <= line["staleness_max"] <= 2 for line in lines)
+    assert all(0 <= lag <= 2 for lag in lags)
     # Log-probs over HTTP are those of the trainer's own forward on the same weights.
-    assert lines[1]["ratio_q50"] == pytest.approx(1.0, abs=1e-3)
+    assert records[1]["ratio_q50"] == pytest.approx(1.0, abs=1e-3)

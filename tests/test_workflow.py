@@ -67,17 +67,39 @@ def test_dry_run_of_a_clean_clone_is_the_papers_grid(tmp_path: Path) -> None:
     [
         (
             "paper_math",
-            {"warm_start": 1, "pretrain_values": 2, "train": 10, "evaluate_math": 32}
+            {"training_data": 2, "teacher_traces": 1, "sft_traces": 1, "warm_start": 1}
+            | {"pretrain_values": 2, "train": 10, "evaluate_math": 32}
             | {"table": 4, "figure": 5},
         ),
         ("paper_swe", {"pretrain_values": 1, "train": 2, "table": 1}),
-        ("paper_writing", {"pretrain_values": 1, "train": 2, "figure": 1}),
+        ("paper_writing", {"training_data": 1, "pretrain_values": 1, "train": 2, "figure": 1}),
     ],
 )
 def test_the_papers_scales_are_planned_whole(scale: str, expected: dict[str, int], tmp_path: Path) -> None:
-    """Fine-tuning for mathematics alone; coding and writing start from the released model."""
+    """Traces and fine-tuning for mathematics alone; coding and writing start from the released model."""
     once = dict.fromkeys(["claims", "comparisons", "published", "report", "all"], 1)
     assert dry_run("--config", f"scale={scale}", folder=tmp_path) == expected | once
+
+
+def test_data_and_traces_that_are_there_are_not_made_again(tmp_path: Path) -> None:
+    """Neither do finished traces, nor those of elsewhere, ask for their problems."""
+    data = tmp_path / "results" / "data"
+    target = ("results/paper_math/runs/grpo_dis/seed0/seal.json", "--config", "scale=paper_math")
+    assert dry_run(*target, folder=tmp_path)["training_data"] == 2
+    seal = tmp_path / "results" / "paper_math" / "prepare" / "math" / "traces" / "seal.json"
+    seal.parent.mkdir(parents=True)
+    seal.touch()
+    assert dry_run(*target, folder=tmp_path) == {
+        "training_data": 1,
+        "sft_traces": 1,
+        "warm_start": 1,
+        "train": 1,
+    }
+    data.mkdir()
+    (data / "sft_prompts_traces.jsonl").touch()
+    (data / "math_prompts.jsonl").touch()
+    shutil.rmtree(seal.parent)
+    assert dry_run(*target, folder=tmp_path) == {"warm_start": 1, "train": 1}
 
 
 def test_one_row_trains_itself_and_sao(tmp_path: Path) -> None:

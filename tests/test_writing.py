@@ -25,7 +25,7 @@ from evaluation.writing.judge import INSTRUCTION, WritingJudge, judge_prompt, re
 from evaluation.writing.lexicon import STYLE_WORDS, TOPIC_WORDS
 from sao import config, config_files, prepare, train
 from sao.config import ConfigError
-from sao.config_scales import GeneratedWritingTask
+from sao.config_scales import GeneratedWritingTask, Model
 from sao.config_tasks import WritingTask
 from sao.environments import make_environment
 from sao.environments.base import EnvironmentFailure, Instance, split_of
@@ -264,7 +264,7 @@ def test_judged_environment_of_a_data_set(shared: GeneratedWriting) -> None:
     requests = [f"Write about rain, number {number}" for number in range(30)]
     found = judged_environment(task, shared.tokenizer, [*requests, requests[0]], PlainJudge())
     train, held_out = found.instances("train"), found.instances("held_out")
-    assert len(train) + len(held_out) == 30 and train and held_out
+    assert (len(train), len(held_out)) == (20, 10), "a third where the set is small"
     episode = found.start(train[0], 0.5)
     assert episode.step(says(shared, "abyss rain")).reward == 1.0
     with pytest.raises(ConfigError, match="no demonstrator"):
@@ -280,48 +280,60 @@ DATA_TASK = WritingTask.model_validate(
 )
 
 
-def test_data_set_tokenizer_and_judge_are_named_by_variables(
+def released_model(path: Path, vocabulary_size: int) -> Model:
+    sizes = {"hidden_size": 8, "layers": 1, "attention_heads": 1, "key_value_heads": 1, "experts": 1}
+    rest = {"experts_per_token": 1, "expert_intermediate_size": 8, "initializer_range": 0.02}
+    return Model(path=str(path), vocabulary_size=vocabulary_size, **sizes, **rest)
+
+
+def test_data_set_and_tokenizer_are_those_of_results_and_model(
     shared: GeneratedWriting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     request.addfinalizer(environment_of_data_set.cache_clear)
     environment_of_data_set.cache_clear()
-    monkeypatch.delenv(writing.TOKENIZER_VARIABLE, raising=False)
     monkeypatch.setenv(writing.URL_VARIABLE, "http://127.0.0.1:9/v1")
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match="SAO_TOKENIZER is not set"):
-        make_environment(DATA_TASK)
     shared.tokenizer.save_pretrained(tmp_path / "model")
-    monkeypatch.setenv(writing.TOKENIZER_VARIABLE, str(tmp_path / "model"))
+    results, size = str(tmp_path / "results"), len(shared.tokenizer) + 3
+    model = released_model(tmp_path / "model", size)
     with pytest.raises(
-        ConfigError, match=r"results/data/writing_prompts.jsonl: cannot be read.*SAO_REQUESTS"
+        ConfigError, match=r"judged_style trains a released model, and model\.path is not set"
     ):
         make_environment(DATA_TASK)
+    missing = (
+        r"task writing: .*data/writing_prompts\.jsonl: is not there; fetch it: "
+        r"python -m evaluation\.training_data fetch writing_prompts --out "
+        r".*results/data/writing_prompts\.jsonl$"
+    )
+    with pytest.raises(ConfigError, match=missing):
+        make_environment(DATA_TASK, model, results)
     file = tmp_path / "results/data/writing_prompts.jsonl"
     file.parent.mkdir(parents=True)
     lines = [json.dumps({"id": str(n), "text": f"A tale of number {n}.", "answer": ""}) for n in range(40)]
     file.write_text("\n".join(lines) + "\n")
-    found = make_environment(DATA_TASK)
+    found = make_environment(DATA_TASK, model, results)
+    assert make_environment(DATA_TASK, model, results) is found
     assert found.tokenizer.chat_template == shared.tokenizer.chat_template
+    assert found.vocabulary[: len(shared.tokenizer)] == shared.vocabulary and len(found.vocabulary) == size
     prompt = found.tokenizer.decode(found.start(found.instances("train")[0], 0.0).prompt_ids)
     assert "choose one of these styles" in prompt and "A tale of number" in prompt
-    environment_of_data_set.cache_clear()
-    monkeypatch.setenv(writing.TOKENIZER_VARIABLE, str(tmp_path / "none"))
-    with pytest.raises(ConfigError, match=r"none: no tokenizer can be loaded"):
-        make_environment(DATA_TASK)
-    other = tmp_path / "other.jsonl"
-    for wrong in ('{"id": "1"}', "[1]", "text", '{"text": " "}'):
-        other.write_text(f"{lines[0]}\n{wrong}\n")
-        monkeypatch.setenv(writing.REQUESTS_VARIABLE, str(other))
-        with pytest.raises(ConfigError, match=r"other\.jsonl: line 2: no JSON object"):
-            make_environment(DATA_TASK)
+    with pytest.raises(ConfigError, match=r"model\.path: .*none: no tokenizer can be loaded .*hf download"):
+        make_environment(DATA_TASK, released_model(tmp_path / "none", size), results)
+    with pytest.raises(ConfigError, match=rf"model\.vocabulary_size: 99 is below the {size - 3} tokens"):
+        make_environment(DATA_TASK, released_model(tmp_path / "model", 99), results)
+    assert found.judge.judge.store == tmp_path / "results/judge.jsonl"
 
 
-def test_evaluations_sample_a_part_of_a_large_data_set(
+def test_few_requests_of_a_large_data_set_are_held_out(
     shared: GeneratedWriting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writing, "HELD_OUT", 5)
     found = judged_environment(DATA_TASK, shared.tokenizer, [f"Tale {n}" for n in range(60)], PlainJudge())
-    assert len(found.instances("held_out")) == 5 and 20 < len(found.instances("train")) < 60
+    train, held_out = found.instances("train"), found.instances("held_out")
+    assert (len(train), len(held_out)) == (55, 5)
+    hashes = [one.prompt_id for one in train], [one.prompt_id for one in held_out]
+    assert max(hashes[1]) < min(hashes[0])
+    numbers = [int(one.payload[0].removeprefix("Tale ")) for one in train]
+    assert numbers == sorted(numbers), "in the order of the set"
 
 
 # --- Settings ----------------------------------------------------------------------------------------------
@@ -433,9 +445,3 @@ def test_run_without_an_address_is_refused_in_one_line(
     writing_environment.cache_clear()
     with pytest.raises(config.ConfigError, match="SAO_JUDGE_URL is not set"):
         make_environment(GENERATED)
-
-
-def test_a_request_may_hold_other_ends_of_lines(tmp_path: Path) -> None:
-    file = tmp_path / "requests.jsonl"
-    file.write_text('{"text": "one\u2028two"}\n{"text": "three"}\n', encoding="utf-8")
-    assert writing.read_requests(file) == ["one\u2028two", "three"]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from evaluation.math.synthetic import KINDS, Demonstrator, corpus, problem_of, right_answer
+from sao.config_files import ConfigError
 from sao.environments.base import (
     Instance,
     Split,
@@ -66,10 +67,19 @@ class ArithmeticEnvironment(PythonMath):
 @cache
 def arithmetic_environment(task: "ArithmeticTask") -> ArithmeticEnvironment:
     """The environment of a task block, one in a process, with the sandboxed tool and the graders."""
-    from evaluation.math.grading import Grader as AnswerGrader
-    from evaluation.math.sandbox import PythonTool
+    return ArithmeticEnvironment(task, *grader_and_tool(task.name))
 
-    return ArithmeticEnvironment(task, AnswerGrader(), PythonTool())
+
+def grader_and_tool(task: str) -> tuple[Grader, Tool]:
+    """The graders and the sandboxed tool of a task; ConfigError where the sandbox cannot be had."""
+    from evaluation.math.grading import Grader as AnswerGrader
+    from evaluation.math.sandbox import PythonTool, SandboxError
+
+    try:
+        tool = PythonTool()
+    except SandboxError as error:
+        raise ConfigError(f"task {task}: {error}") from error
+    return AnswerGrader(), tool
 
 
 @cache

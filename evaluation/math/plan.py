@@ -21,11 +21,14 @@ from evaluation.math.grading import Grader
 from evaluation.math.problems import DataError
 from evaluation.math.sandbox import PythonTool, SandboxError
 from evaluation.math.synthetic import BENCHMARK_KINDS, load_synthetic
-from evaluation.math.targets import BASE_ROWS, untrained_rows, with_python
+from evaluation.math.targets import BASE_ROWS, served_by_vllm, untrained_rows, with_python
+from evaluation.vllm_server import VLLMServer
 from sao import config
 from sao.config_files import closest
+from sao.config_scales import Model
 from sao.environments.chat_format import PYTHON_TOOL, ChatFormat, ChatFormatError
 from sao.environments.python_math import INSTRUCTION, Limits, Problem, PythonMath
+from sao.environments.released_tokenizer import how_to_fetch
 
 EDGE_BYTES = 1 << 20
 
@@ -52,7 +55,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--step", type=number, help="policy updates; the scale's last evaluation by default")
     parser.add_argument("--benchmark", required=True, choices=protocol.BENCHMARKS)
     parser.add_argument("--results", default="results")
-    parser.add_argument("--endpoint", help="base URL; by default the local engine serves the checkpoint")
+    parser.add_argument("--endpoint", help="base URL; by default the checkpoint is served here")
     parser.add_argument("--model", help="name at the endpoint; the row by default")
     parser.add_argument(
         "--checkpoint", type=Path, help="policy or tokenizer folder; the row's own by default"
@@ -102,7 +105,7 @@ class Plan:
         limits = Limits(protocol.MAX_TOKENS, protocol.MAX_TURNS)
         task = scale.tasks.reasoning if scale else None
         synthetic = task is not None and task.environment == "python_math"
-        if task is not None and task.environment == "python_math":
+        if task is not None and task.environment in ("python_math", "math"):
             limits = Limits(task.max_tokens, task.max_turns)
         if options.max_tokens:
             limits = Limits(options.max_tokens, limits.max_turns)
@@ -128,7 +131,7 @@ class Plan:
         return None if self.options.chat else self.limits.max_tokens
 
     def start(self, stack: ExitStack) -> None:
-        """Start tool, graders and, without an endpoint, the local server; the stack ends them.
+        """Start tool, graders and, without an endpoint, a server; the stack ends them.
 
         Raises PlanError for a tokenizer that cannot carry the conversation or a server that does not start.
         """
@@ -146,15 +149,28 @@ class Plan:
             os.environ.get(options.key_variable, "none"),
         )
         if not url:
-            assert self.scale and self.checkpoint
             try:
-                server = stack.enter_context(
-                    LocalServer(self.checkpoint, self.scale.sampler.slots, self.limits.max_tokens)
-                )
+                server: Any = stack.enter_context(self._server())
             except ServerError as error:
                 raise PlanError(str(error)) from error
             url, model, key = server.url, server.model, server.key
         self.endpoint = Endpoint(url, model, key, options.timeout)
+
+    def _server(self) -> LocalServer | VLLMServer:
+        """What serves the checkpoint: vLLM with the scale's engine, or the local engine."""
+        assert self.scale and self.checkpoint
+        if not served_by_vllm(self.scale):
+            return LocalServer(self.checkpoint, self.scale.sampler.slots, self.limits.max_tokens)
+        assert self.scale.cluster is not None  # of a scale with a released model
+        engines = self.scale.cluster.engines
+        return VLLMServer(
+            str(self.checkpoint),
+            self.folder / "server.log",
+            self.limits.max_tokens,
+            self.options.concurrency,
+            engines.tensor_parallel,
+            engines.memory_share,
+        )
 
     async def play(self, problem: Problem, run: int, executor: ThreadPoolExecutor) -> Attempt:
         """Play one run of a problem."""
@@ -255,27 +271,42 @@ def _checkpoint(options: argparse.Namespace, scale: config.Scale | None) -> tupl
         return options.step or 0, options.checkpoint
     assert scale  # only models from elsewhere have none
     task = scale.tasks.reasoning
-    if task is None or task.environment != "python_math":
+    if task is None or task.environment not in ("python_math", "math"):
         raise PlanError(
             f"--scale {scale.name}: its policies do no mathematics (task {task.name if task else 'none'}); "
-            "choose a scale with a task of environment python_math, such as cpu_math"
+            "choose a scale with a task of environment python_math or math, such as cpu_math"
         )
     root = Path(options.results, options.scale)
-    if (base := with_python(options.row)) in BASE_ROWS:
+    rows = [*scale.rows(), *untrained_rows(scale)]
+    if options.row not in rows:
+        raise PlanError(
+            f"--row {options.row}: scale {scale.name} has no such row{closest(options.row, rows)}"
+        )
+    if (base := with_python(options.row)) == "base_python" and scale.model.path is not None:
+        return 0, released_folder(scale.model)
+    if base in BASE_ROWS:
         folder = root / "prepare" / task.name / "warm_start" / BASE_ROWS[base]
         _require(folder, f"python -m sao.prepare warm-start --scale {scale.name} --task {task.name}")
         return 0, folder
-    rows = scale.rows()
-    if options.row not in rows:
-        known = [*rows, *untrained_rows()]
-        raise PlanError(
-            f"--row {options.row}: scale {scale.name} has no such row{closest(options.row, known)}"
-        )
     step = scale.evaluation.steps[-1] if options.step is None else options.step
     weights = root / "runs" / options.row / f"seed{options.seed}" / "weights"
     command = f"python -m sao.train --row {options.row} --scale {scale.name} --seed {options.seed}"
     _require(weights / f"step-{step}", command, weights.glob("step-*"))
     return step, weights / f"step-{step}"
+
+
+def released_folder(model: Model) -> Path:
+    """Where a released model lies: its folder, or the Hub's cache; PlanError where it is not here."""
+    folder = Path(str(model.path))
+    if folder.is_dir():
+        return folder
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(str(model.path), revision=model.revision, local_files_only=True))
+    except (HFValidationError, LocalEntryNotFoundError):
+        raise PlanError(f"model.path: {model.path} is not here; {how_to_fetch(model)}") from None
 
 
 def _require(folder: Path, command: str, others: Iterable[Path] = ()) -> None:

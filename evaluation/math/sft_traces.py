@@ -8,10 +8,12 @@ already. A line of the output has `messages`, as chat templates take them, and t
 """
 
 import argparse
+import hashlib
 import json
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -51,31 +53,52 @@ def conversation(problem: str, trace: str) -> list[Message]:
     return [{"role": "user", "content": f"{problem}\n\n{INSTRUCTION}"}, *messages]
 
 
+@dataclass
+class Selection:
+    """Chooses the conversations to train on; `left_out` counts the reasons against the others."""
+
+    chat: ChatFormat
+    max_tokens: int
+    max_turns: int
+    left_out: Counter[str]
+    _seen: set[str] = field(default_factory=set)
+
+    def line(self, messages: list[Message], verdict: str) -> dict[str, Any] | None:
+        """The line of a conversation with the verdict on its answer; None where it is left out."""
+        try:
+            token_ids, _ = self.chat.training_example(messages)
+        except ChatFormatError as error:
+            self.left_out[str(error)] += 1
+            return None
+        content = hashlib.sha256(json.dumps(messages, sort_keys=True).encode()).hexdigest()
+        if verdict != "right":
+            self.left_out[f"answers {verdict}"] += 1
+        elif len(token_ids) > self.max_tokens:
+            self.left_out[f"is longer than {self.max_tokens} tokens"] += 1
+        elif sum(message["role"] == "assistant" for message in messages) > self.max_turns:
+            self.left_out[f"has more than {self.max_turns} turns"] += 1
+        elif content in self._seen:
+            self.left_out["is there already"] += 1
+        else:
+            self._seen.add(content)
+            return {"messages": messages, "tokens": len(token_ids)}
+        return None
+
+
 def kept(
     traces: Iterable[dict[str, str]], chat: ChatFormat, grader: Any, max_tokens: int, left_out: Counter[str]
 ) -> Iterator[dict[str, Any]]:
     """Lines of the output; `left_out` counts the reasons against the others."""
-    seen: set[str] = set()
+    selection = Selection(chat, max_tokens, MAX_TURNS, left_out)
     for trace in traces:
         try:
             messages = conversation(trace["problem"], trace["trace"])
-            token_ids, _ = chat.training_example(messages)
-        except (TraceError, ChatFormatError) as error:
+        except TraceError as error:
             left_out[str(error)] += 1
             continue
-        content = json.dumps(messages, sort_keys=True)
         said = grader.grade(BENCHMARK, trace["answer"], messages[-1]["content"], "stop")
-        if said.verdict != "right":
-            left_out[f"answers {said.verdict}"] += 1
-        elif len(token_ids) > max_tokens:
-            left_out[f"is longer than {max_tokens} tokens"] += 1
-        elif sum(message["role"] == "assistant" for message in messages) > MAX_TURNS:
-            left_out[f"has more than {MAX_TURNS} turns"] += 1
-        elif content in seen:
-            left_out["is there already"] += 1
-        else:
-            seen.add(content)
-            yield {"messages": messages, "tokens": len(token_ids)}
+        if (line := selection.line(messages, said.verdict)) is not None:
+            yield line
 
 
 def main(arguments: list[str] | None = None) -> int:

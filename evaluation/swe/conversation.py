@@ -165,6 +165,7 @@ def play(
     """
     deadline = time.monotonic() + limits.seconds
     turns = TurnCounter(limits.turns)
+    base_commit = workspace.base(task.base_commit)
     try:
         conversation = RemoteConversation.create(
             workspace.remote,
@@ -190,7 +191,7 @@ def play(
         metrics = conversation.conversation_stats.get_combined_metrics().model_dump(mode="json")
         if ending == WALL_CLOCK:
             _interrupt(conversation)
-        change = workspace.change(task.base_commit)
+        change = workspace.change(base_commit)
         events = [event.model_dump(mode="json") for event in conversation.state.events[:]]
     except (httpx.HTTPError, ConversationRunError, RuntimeError) as error:
         raise EnvironmentFailure(watch.reason or f"the agent server failed: {error}") from error

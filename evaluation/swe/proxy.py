@@ -12,6 +12,7 @@ import asyncio
 import json
 import math
 import secrets
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -105,6 +106,7 @@ class RecordingProxy:
         self.counts: Counter[str] = Counter()
         self._conversations: dict[str, Conversation] = {}
         self._chats: dict[str, ChatFormat] = {}
+        self._recording = threading.Lock()  # a conversation may be closed from another thread
 
     def app(self) -> Starlette:
         """The ASGI application; errors have the API's shape."""
@@ -123,7 +125,8 @@ class RecordingProxy:
 
     def close(self, address: ModelAddress) -> Recording:
         """Take the conversation's record; requests that come later are refused."""
-        return self._conversations.pop(address.key).recording
+        with self._recording:
+            return self._conversations.pop(address.key).recording
 
     async def failed(self, request: Request, error: Exception) -> Response:
         """Answer an error in the API's shape."""
@@ -170,10 +173,13 @@ class RecordingProxy:
             )
         room = min(room, wanted.max_tokens or room, wanted.max_completion_tokens or room)
         sampled, versions = await self._sample(conversation, key, context, room, chat)
-        answer = recording.record(
-            messages, wanted.tools, context, chat, sampled.token_ids, sampled.logprobs, versions
-        )
-        recording.cut = sampled.finish_reason == "length"
+        with self._recording:
+            if self._conversations.get(key) is not conversation:
+                raise HTTPException(401, "the conversation was closed meanwhile")
+            answer = recording.record(
+                messages, wanted.tools, context, chat, sampled.token_ids, sampled.logprobs, versions
+            )
+            recording.cut = sampled.finish_reason == "length"
         return self._answer(wanted, context, answer, sampled)
 
     async def _sample(

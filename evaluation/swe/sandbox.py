@@ -1,7 +1,8 @@
 """Bubblewrap around a task: what its commands see of this machine, and how they are ended.
 
 A sandbox has its own processes (which all end with it), a writable root folder of its own, the machine's
-programs read-only, and an environment without anything of the caller's. Images of the tiny tasks are
+programs read-only, and an environment without anything of the caller's. Each of its processes may address
+MEMORY_BYTES at most; how many there are, and what they write, is not limited. Images of the tiny tasks are
 folders with the repository in `testbed`; a sandbox works on a copy.
 """
 
@@ -17,6 +18,7 @@ from pathlib import Path
 
 MARK = "SAO_SWE_SANDBOX"  # environment variable of every process in a sandbox: its folder
 HOME = "/root"
+MEMORY_BYTES = 4 * 2**30  # address space of a process: the agent server takes the half, the tiny tests less
 SYSTEM_FILES = ("passwd", "group", "alternatives", "ld.so.cache", "localtime", "nsswitch.conf", "ssl")
 NETWORK_FILES = ("hosts", "resolv.conf")
 # In a user namespace of its own, whose root is the caller without any right outside.
@@ -95,8 +97,9 @@ class Sandbox:
         return self._popen(self.command(words, directory))
 
     def _popen(self, words: Sequence[str], files: Sequence[int] = ()) -> subprocess.Popen[bytes]:
+        limits = [f"--as={MEMORY_BYTES}", "--core=0"]  # hard ones, which nothing inside can raise
         process = subprocess.Popen(
-            words,
+            ["prlimit", *limits, *words],
             pass_fds=files,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -4,9 +4,9 @@
 
 The import takes ten seconds of processor time, and each task has a server of its own. Each line of input, a
 JSON object, asks for a server: {"process": id of a process in the sandbox, "environment": {...},
-"directory": "...", "port": 8000, "log": file}. It is forked from here, enters the sandbox's namespaces and
-gives up its rights there, so that it ends with the sandbox. The answer is a line, empty or with what went
-wrong. Ends with its input.
+"directory": "...", "port": 8000, "log": file, "memory_bytes": ...}. It is forked from here, gets the
+sandbox's limit of memory, enters its namespaces and gives up its rights there, so that it ends with the
+sandbox. The answer is a line, empty or with what went wrong. Ends with its input.
 """
 
 import ctypes
@@ -14,8 +14,10 @@ import importlib
 import json
 import os
 import pkgutil
+import resource
 import struct
 import sys
+import tempfile
 import traceback
 from typing import Any
 
@@ -57,6 +59,7 @@ def _start(wanted: dict[str, Any]) -> None:
     for target, source in ((0, nothing), (1, log), (2, log)):
         os.dup2(source, target)
     try:
+        resource.setrlimit(resource.RLIMIT_AS, (wanted["memory_bytes"],) * 2)
         _enter(wanted["process"])
         if os.fork():
             os._exit(0)
@@ -90,6 +93,7 @@ def _give_up_rights() -> None:
 def _serve(environment: dict[str, str], port: int) -> None:
     os.environ.clear()
     os.environ.update(environment)
+    tempfile.tempdir = None  # an import may have settled on the caller's folder, which is not inside
     from openhands.agent_server import __main__ as server
     from openhands.agent_server import config
 

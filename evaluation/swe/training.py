@@ -73,6 +73,7 @@ class OpenHandsScaffold:
         self._watch = subprocess.Popen(
             [sys.executable, "-m", WATCH, str(self.folder)],
             stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
             env=os.environ | {"PYTHONPATH": str(ROOT)},
             start_new_session=True,
         )
@@ -99,9 +100,12 @@ class OpenHandsScaffold:
             self._closed = True
             for worker in self._all:
                 worker.kill()
-        assert self._watch.stdin
-        self._watch.stdin.close()
-        self._watch.wait()
+        assert self._watch.stdin and self._watch.stdout
+        if not self._watch.stdin.closed:
+            self._watch.stdin.close()
+            self._watch.stdout.read()  # until all is cleared away
+            self._watch.stdout.close()
+            self._watch.wait()
 
     def attempt(self, row: Row, address: ModelAddress) -> Attempt:
         """Run and grade one task in an idle worker."""

@@ -3,8 +3,9 @@
     python -m evaluation.swe.training_watch FOLDER
 
 Each line of input names a worker's process group. Input ends with the program that holds its other end, also
-where that was killed; then the groups that are left are killed, and the folder is deleted. Standard library
-only, so that it is there at once.
+where that was killed; then the groups that are left are killed, and the folder is deleted. It leaves the
+program's family at once, because there are programs (Ray's workers) that kill their children when they end.
+Its output ends when it does. Standard library only, so that it is there at once.
 """
 
 import contextlib
@@ -21,6 +22,8 @@ PAUSE_SECONDS = 0.1
 
 def main() -> None:
     """Wait for the end of input, then clear away."""
+    if os.fork():
+        os._exit(0)
     groups = [int(line) for line in sys.stdin]
     for group in groups:
         with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -23,9 +23,16 @@ from urllib.parse import urlsplit
 import httpx
 from openhands.sdk.workspace import RemoteWorkspace
 
-from evaluation.swe.changes import change_script, checked_change
+from evaluation.swe.changes import base_script, change_script, checked_base, checked_change
 from evaluation.swe.protocol import REPOSITORY
-from evaluation.swe.sandbox import Sandbox, SandboxError, end, image_folder, require_bubblewrap
+from evaluation.swe.sandbox import (
+    MEMORY_BYTES,
+    Sandbox,
+    SandboxError,
+    end,
+    image_folder,
+    require_bubblewrap,
+)
 from evaluation.swe.tasks import Task
 from evaluation.swe.versions import OFFLINE
 from sao.environments.base import EnvironmentFailure
@@ -57,6 +64,9 @@ class Workspace(Protocol):
 
     def ended(self) -> str:
         """Why the agent server has ended; empty while it runs."""
+
+    def base(self, commit: str) -> str:
+        """The hash of the commit that the task starts from; EnvironmentFailure where it is not there."""
 
     def change(self, base_commit: str) -> str:
         """The difference to the base commit, with new files; EnvironmentFailure where it cannot be told."""
@@ -152,6 +162,7 @@ class ServerParent:
             "directory": directory,
             "port": port,
             "log": str(log.absolute()),
+            "memory_bytes": MEMORY_BYTES,
         }
         with self._lock:
             assert self._process.stdin
@@ -207,18 +218,23 @@ class LocalFolder:
             self.close()
             raise
 
+    def base(self, commit: str) -> str:
+        return checked_base(*self._git(base_script(commit)))
+
     def change(self, base_commit: str) -> str:
         """Read in a sandbox of its own, so that it works whatever the agent left running."""
         self._stop()
         self.sandbox.network = False
-        words = ["bash", "-c", change_script(base_commit)]
+        return checked_change(*self._git(change_script(base_commit)))
+
+    def _git(self, script: str) -> tuple[int, str]:
         try:
-            status, output = self.sandbox.run(words, "/", COMMAND_SECONDS)
+            status, output = self.sandbox.run(["bash", "-c", script], "/", COMMAND_SECONDS)
         except SandboxError as error:
-            raise EnvironmentFailure(f"the change cannot be read: {error}") from error
+            raise EnvironmentFailure(f"the repository cannot be read: {error}") from error
         except subprocess.TimeoutExpired as error:
             raise EnvironmentFailure("git did not end in time") from error
-        return checked_change(status, output.decode(errors="replace"))
+        return status, output.decode(errors="replace")
 
     def close(self) -> None:
         self._stop()
@@ -269,9 +285,15 @@ class ServerWorkspace:
                 return f"the agent server does not answer: {error}"
         return ""
 
+    def base(self, commit: str) -> str:
+        return checked_base(*self._git(base_script(commit)))
+
     def change(self, base_commit: str) -> str:
+        return checked_change(*self._git(change_script(base_commit)))
+
+    def _git(self, script: str) -> tuple[int, str]:
         # A shell of its own: the script ends it, and the server's may go on.
-        command = f"bash -c {shlex.quote(change_script(base_commit))}"
+        command = f"bash -c {shlex.quote(script)}"
         try:
             result = self.remote.execute_command(command, timeout=COMMAND_SECONDS)
         except httpx.HTTPError as error:
@@ -279,7 +301,7 @@ class ServerWorkspace:
         if result.timeout_occurred:
             raise EnvironmentFailure("git did not end in time")
         failed = result.exit_code != 0
-        return checked_change(result.exit_code, result.stdout + (result.stderr if failed else ""))
+        return result.exit_code, result.stdout + (result.stderr if failed else "")
 
     def close(self) -> None:
         cleanup = getattr(self.remote, "cleanup", None)

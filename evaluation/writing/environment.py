@@ -4,7 +4,6 @@
 trained from nothing. `judged_environment` has a released model's tokenizer and requests of a data set.
 """
 
-import json
 import os
 from collections.abc import Sequence
 from functools import cache
@@ -13,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from evaluation.judging import LoggedJudge
-from evaluation.writing.judge import ATTEMPTS, WritingJudge
+from evaluation.data_files import DataError
+from evaluation.judging import JudgeError, LoggedJudge
+from evaluation.training_data import fetched_rows
+from evaluation.writing.judge import ATTEMPTS, KEY_VARIABLE, URL_VARIABLE, WritingJudge
 from evaluation.writing.lexicon import (
     AUDIENCES,
     NEUTRAL_WORDS,
@@ -24,21 +25,26 @@ from evaluation.writing.lexicon import (
     request,
 )
 from sao.config import ConfigError
-from sao.environments.base import Instance, Split, content_hash, draw_pools, draw_training_instance, split_of
-from sao.environments.chat_format import ChatFormat
+from sao.environments.base import (
+    Instance,
+    Split,
+    content_hash,
+    draw_pools,
+    draw_training_instance,
+    pools_by_hash,
+)
+from sao.environments.chat_format import ChatFormat, ChatFormatError
+from sao.environments.released_tokenizer import released_tokenizer, token_texts
 from sao.environments.small_tokenizer import small_tokenizer
 from sao.environments.style import Phase
 from sao.environments.writing import StyleJudge, Writing, WritingEpisode, messages
 
 if TYPE_CHECKING:
-    from sao.config_scales import GeneratedWritingTask
+    from sao.config_scales import GeneratedWritingTask, Model
     from sao.config_tasks import JudgedStyles, WritingTask
 
-URL_VARIABLE, KEY_VARIABLE = "SAO_JUDGE_URL", "SAO_JUDGE_KEY"
 LOG_VARIABLE, RATE_VARIABLE = "SAO_JUDGE_LOG", "SAO_JUDGE_PER_MINUTE"
-DEFAULT_LOG = "results/judge.jsonl"
-TOKENIZER_VARIABLE, REQUESTS_VARIABLE = "SAO_TOKENIZER", "SAO_REQUESTS"
-HELD_OUT = 512  # requests of a data set that an evaluation samples
+HELD_OUT = 512  # requests of a data set that are held out, at most
 Pools = dict[Split, list[Instance]]
 CORPUS_TEXTS = 600
 STYLE_ODDS, TOPIC_ODDS = 0.5, 0.3  # of the demonstrator's words
@@ -48,12 +54,18 @@ class JudgedWriting(Writing):
     """Instances and episodes of a task whose requests are given, in two pools that share none."""
 
     def __init__(
-        self, task: "JudgedStyles", tokenizer: Any, judge: StyleJudge, max_tokens: int, pools: Pools
+        self,
+        task: "JudgedStyles",
+        tokenizer: Any,
+        judge: StyleJudge,
+        max_tokens: int,
+        pools: Pools,
+        vocabulary_size: int | None = None,
     ) -> None:
         phases = tuple(Phase(rewarded, candidates) for rewarded, candidates in task.phases)
         super().__init__(ChatFormat(tokenizer), judge, max_tokens, phases, task.switch_points)
         self.tokenizer = tokenizer
-        self.vocabulary = tuple(tokenizer.convert_ids_to_tokens(range(len(tokenizer))))
+        self.vocabulary = token_texts(tokenizer, vocabulary_size)
         self.max_episode_tokens = max_tokens
         self.pools = pools
 
@@ -73,14 +85,14 @@ class JudgedWriting(Writing):
 class GeneratedWriting(JudgedWriting):
     """One `writing` task block: requests of topics and audiences, and a demonstrator of single words."""
 
-    def __init__(self, task: "GeneratedWritingTask", judge: StyleJudge) -> None:
+    def __init__(self, task: "GeneratedWritingTask", judge: StyleJudge, results: str = "results") -> None:
         rng = np.random.default_rng(task.pool_seed)
         pools = draw_pools(lambda: _draw(task, rng), task.pool_instances, task.held_out_instances)
         super().__init__(task, _tokenizer(task), judge, task.max_tokens, pools)
-        self.task = task
+        self.task, self.results = task, results
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return writing_environment, (self.task,)  # the judge's connections stay with the process
+        return writing_environment, (self.task, self.results)  # the judge's connections stay with the process
 
     def demonstration(self, rng: np.random.Generator) -> tuple[list[int], list[bool], float]:
         """Write in one of the styles, drawn with equal odds, with the demonstrator's slips.
@@ -99,87 +111,59 @@ class GeneratedWriting(JudgedWriting):
 
 
 def judged_environment(
-    task: "WritingTask", tokenizer: Any, requests: Sequence[str], judge: StyleJudge
+    task: "WritingTask",
+    tokenizer: Any,
+    requests: Sequence[str],
+    judge: StyleJudge,
+    vocabulary_size: int | None = None,
 ) -> JudgedWriting:
     """The environment of a `judged_style` task block: requests of its data set, a released model's tokenizer.
 
-    A third of the requests, chosen by their hash, is held out of training; evaluations sample the first
-    `HELD_OUT` of them. Raises ConfigError where either pool is empty.
+    `HELD_OUT` of the requests, chosen by their hash, are held out of training, a third at most.
+    `vocabulary_size`: tokens of the model where these are more than the tokenizer's. Raises ConfigError where
+    either pool is empty, or the tokenizer's chat template cannot be used.
     """
     instances = [Instance(content_hash(("writing", text)), None, (text,)) for text in dict.fromkeys(requests)]
-    pools: Pools = {"train": [], "held_out": []}
-    for instance in instances:
-        pools[split_of(instance)].append(instance)
-    pools["held_out"] = pools["held_out"][:HELD_OUT]
+    pools = pools_by_hash(instances, HELD_OUT)
     if not all(pools.values()):
         raise ConfigError(
             f"task {task.name}: {len(instances)} different requests leave a pool empty; data set "
             f"{task.data} needs more of them"
         )
-    return JudgedWriting(task, tokenizer, judge, task.max_tokens, pools)
+    try:
+        return JudgedWriting(task, tokenizer, judge, task.max_tokens, pools, vocabulary_size)
+    except ChatFormatError as error:
+        raise ConfigError(f"task {task.name}: {error}") from error
 
 
 @cache
-def environment_of_data_set(task: "WritingTask") -> JudgedWriting:
-    """The environment of a `judged_style` task block, one in a process; environment variables name its parts.
+def environment_of_data_set(task: "WritingTask", model: "Model", results: str) -> JudgedWriting:
+    """The environment of a `judged_style` task block, one in a process.
 
-    SAO_TOKENIZER the released model (its folder, or its name on the hub) whose tokenizer and chat template
-    are used; SAO_REQUESTS the JSON Lines file whose `text` holds the requests (results/data/<data>.jsonl);
-    those of `judge_of`. Raises ConfigError where one of them is missing or unusable.
+    The requests are the texts of its fetched set below `results`; the tokenizer with its chat template is the
+    released model's; the judge is the one of `judge_of`. Raises ConfigError where one of them is missing or
+    unusable.
     """
-    judge = judge_of(task.judge)
-    name = os.environ.get(TOKENIZER_VARIABLE)
-    if not name:
-        raise ConfigError(
-            f"task {task.name}: {TOKENIZER_VARIABLE} is not set; set it to the model that is trained, its "
-            "folder or its name on the hub"
-        )
-    requests = read_requests(Path(os.environ.get(REQUESTS_VARIABLE, f"results/data/{task.data}.jsonl")))
-    from transformers import AutoTokenizer
-
+    judge = judge_of(task.judge, results)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError) as error:
-        said = " ".join(str(error).split())[:300]
-        raise ConfigError(f"{TOKENIZER_VARIABLE}={name}: no tokenizer can be loaded: {said}") from error
-    return judged_environment(task, tokenizer, requests, judge)
-
-
-def read_requests(path: Path) -> list[str]:
-    """The `text` of each line of a JSON Lines file; ConfigError, naming the line, where one has none."""
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")  # splitlines would cut texts with a U+2028
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"{path}: cannot be read: {error}; put the requests there, an object with `text` on each line, "
-            f"or name their file in {REQUESTS_VARIABLE}"
-        ) from error
-    if not lines[-1]:
-        lines.pop()
-    requests = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            text = json.loads(line)["text"]
-        except (ValueError, KeyError, TypeError):
-            text = None
-        if not isinstance(text, str) or not text.strip():
-            raise ConfigError(f"{path}: line {number}: no JSON object with a `text`; mend or remove the line")
-        requests.append(text)
-    return requests
+        requests = [row.text for row in fetched_rows(task.data, results)]
+    except DataError as error:
+        raise ConfigError(f"task {task.name}: {error}") from error
+    return judged_environment(task, released_tokenizer(model), requests, judge, model.vocabulary_size)
 
 
 @cache
-def writing_environment(task: "GeneratedWritingTask") -> GeneratedWriting:
+def writing_environment(task: "GeneratedWritingTask", results: str = "results") -> GeneratedWriting:
     """The environment of a `writing` task block, one in a process, with the judge that the variables name."""
-    return GeneratedWriting(task, judge_of(task.judge))
+    return GeneratedWriting(task, judge_of(task.judge, results), results)
 
 
-def judge_of(model: str) -> WritingJudge:
+def judge_of(model: str, results: str = "results") -> WritingJudge:
     """The judge `model` at the endpoint that the environment variables name.
 
     SAO_JUDGE_URL its base URL, which mostly ends in /v1; SAO_JUDGE_KEY its key; SAO_JUDGE_LOG the log of its
-    verdicts (results/judge.jsonl); SAO_JUDGE_PER_MINUTE most requests of a process in a minute (no limit).
-    Raises ConfigError where the URL is missing or the rate is no number above 0.
+    verdicts (judge.jsonl below `results`); SAO_JUDGE_PER_MINUTE most requests of a process in a minute (no
+    limit). Raises ConfigError where the URL is missing or the rate is no number above 0.
     """
     url = os.environ.get(URL_VARIABLE)
     if not url:
@@ -194,10 +178,13 @@ def judge_of(model: str) -> WritingJudge:
         per_minute = 0.0
     if per_minute is not None and not per_minute > 0:
         raise ConfigError(f"{RATE_VARIABLE}={rate}: write a number of requests above 0, or unset it")
-    log = Path(os.environ.get(LOG_VARIABLE, DEFAULT_LOG))
-    client = LoggedJudge(
-        url, model, log, requests_per_minute=per_minute, attempts=ATTEMPTS, key_variable=KEY_VARIABLE
-    )
+    log = Path(os.environ.get(LOG_VARIABLE, f"{results}/judge.jsonl"))
+    try:
+        client = LoggedJudge(
+            url, model, log, requests_per_minute=per_minute, attempts=ATTEMPTS, key_variable=KEY_VARIABLE
+        )
+    except JudgeError as error:  # a damaged log
+        raise ConfigError(str(error)) from error
     return WritingJudge(client)
 
 

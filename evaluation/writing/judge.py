@@ -13,6 +13,7 @@ from evaluation.judging import UNDECIDED, Judgement, JudgeUnavailable, LoggedJud
 from sao.environments.base import EnvironmentFailure
 from sao.environments.writing import Judged
 
+URL_VARIABLE, KEY_VARIABLE = "SAO_JUDGE_URL", "SAO_JUDGE_KEY"
 NO_STYLE = "none"
 ATTEMPTS = 3
 MEANINGS = {

@@ -21,6 +21,10 @@ class EnvironmentFailure(Exception):
     """The environment broke, which says nothing about the policy: the status becomes `environment_error`."""
 
 
+class EnvironmentUnusable(RuntimeError):
+    """The environment cannot be used, whatever the policy: the run stops; the message says what to mend."""
+
+
 @dataclass(frozen=True, slots=True)
 class Instance:
     """One problem of an environment.
@@ -120,6 +124,17 @@ def draw_pools(
         f"too few distinct instances for pool_instances {pool_instances} and held_out_instances"
         f" {held_out_instances} (a third of all is held out): lower these, or widen what they are drawn from"
     )
+
+
+def pools_by_hash(instances: Sequence[Instance], most_held_out: int) -> dict[Split, list[Instance]]:
+    """Split given instances, in their order: those with the smallest hashes are held out, a third at most."""
+    count = min(most_held_out, len(instances) // 3)
+    smallest = sorted(instance.prompt_id for instance in instances)[:count]
+    held_out = set(smallest)
+    return {
+        "train": [instance for instance in instances if instance.prompt_id not in held_out],
+        "held_out": [instance for instance in instances if instance.prompt_id in held_out],
+    }
 
 
 def draw_training_instance(draw: Callable[[], Instance]) -> Instance:

@@ -12,11 +12,14 @@ scaffold, and a history that the SDK altered, says nothing about the policy: Env
 
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any, Literal, Protocol
 
-from sao.environments.base import EnvironmentFailure, Instance, Split, content_hash
+import numpy as np
+
+from sao.environments.base import EnvironmentFailure, Episode, Instance, Split, content_hash
 from sao.environments.swe_recording import Recording
 from sao.trajectory import Status, Trajectory
 
@@ -72,23 +75,52 @@ class SWEEnvironment:
     """Tasks, the scaffold that works on them, and the recorder between scaffold and engine.
 
     `counts` holds how many rollouts ended how: each `ending`, each `outcome` and `invalid`, with the reasons
-    of invalid ones.
+    of invalid ones. Without a tokenizer there is no vocabulary to show trajectories with.
     """
+
+    vocabulary: tuple[str, ...] = ()
+    max_episode_tokens: int = 0
+    tokenizer: Any = None
 
     def __init__(
         self, train: Sequence[Row], held_out: Sequence[Row], scaffold: Scaffold, recorder: Recorder
     ) -> None:
         self.scaffold, self.recorder = scaffold, recorder
         self.counts: Counter[str] = Counter()
+        self._traces: Iterator[Trajectory] = iter(())
         self._lock = threading.Lock()
         self._instances: dict[Split, list[Instance]] = {
             "train": [instance_of(row) for row in train],
             "held_out": [instance_of(row) for row in held_out],
         }
 
+    def open(self, workers: int, max_tokens: int) -> None:
+        """Make ready for `workers` attempts at once of `max_tokens` tokens: what was given is ready."""
+
+    def close(self) -> None:
+        """End what `open` started."""
+
     def instances(self, split: Split) -> list[Instance]:
         """Return the tasks of a split, always in the same order."""
         return self._instances[split]
+
+    def start(self, instance: Instance, progress: float) -> Episode:
+        """No attempt can be stepped: raises RuntimeError."""
+        raise RuntimeError("an attempt at a task of software engineering is run as a whole, by `rollout`")
+
+    def demonstrate(self, traces: Sequence[Trajectory]) -> None:
+        """Have `demonstration` give these recorded traces in turn, over and over."""
+        self._traces = cycle(traces)
+
+    def demonstration(self, rng: np.random.Generator) -> tuple[list[int], list[bool], float]:
+        """Return the next trace: its token ids, a mask that is true on action tokens, and its reward.
+
+        Raises RuntimeError where no traces were recorded.
+        """
+        trace = next(self._traces, None)
+        if trace is None:
+            raise RuntimeError("no traces were recorded: a scaffold records them, no demonstrator plays here")
+        return trace.token_ids.tolist(), trace.action_mask.tolist(), trace.reward
 
     def rollout(
         self, instance: Instance, index: int = -1, group_id: int = -1, engine: Any = None

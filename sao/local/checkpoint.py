@@ -2,17 +2,23 @@
 
 import io
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from sao.local.schedule import Schedule
 from sao.local.trainer import Trainer
 
 FILE = "state.pt"
 
 
-def save_state(folder: Path, trainer: Trainer, schedule: Schedule, totals: dict[str, Any]) -> None:
+class Resumable(Protocol):
+    """A schedule, whichever clock it goes by."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, saved: dict[str, Any]) -> None: ...
+
+
+def save_state(folder: Path, trainer: Trainer, schedule: Resumable, totals: dict[str, Any]) -> None:
     """Write trainer, schedule (trajectories under way and their caches included) and the run's totals."""
     state = {"trainer": trainer.state_dict(), "schedule": schedule.state_dict(), "totals": totals}
     buffer = io.BytesIO()
@@ -20,7 +26,7 @@ def save_state(folder: Path, trainer: Trainer, schedule: Schedule, totals: dict[
     (folder / FILE).write_bytes(buffer.getbuffer())
 
 
-def load_state(folder: Path, trainer: Trainer, schedule: Schedule) -> dict[str, Any]:
+def load_state(folder: Path, trainer: Trainer, schedule: Resumable) -> dict[str, Any]:
     """Restores trainer and schedule; returns the totals.
 
     The file holds Python objects of this package, written by the run itself: load no checkpoint of another

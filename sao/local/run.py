@@ -2,11 +2,13 @@
 
 import time
 from collections.abc import Sequence
-from typing import Any, TextIO
+from typing import Any, Protocol, TextIO
 
 import torch
+from transformers import Qwen3MoeForCausalLM
 
 from sao import critic
+from sao.config import RunConfig
 from sao.environments import make_environment
 from sao.local.checkpoint import load_state, save_state
 from sao.local.evaluation import evaluate, evaluation_lines
@@ -17,11 +19,28 @@ from sao.local.trainer import Trainer
 from sao.prepare import require_preparation
 from sao.runlog import RunDirectory, RunFailure
 from sao.step_log import metrics_line, progress_line, trajectory_lines
-from sao.streaming import SchedulingError, dropped_lines, schedule_lines
+from sao.streaming import SchedulingError, Taken, dropped_lines, schedule_lines
 from sao.trajectory import Trajectory
 
 PROGRESS_SECONDS = 10.0
 LOGGED_TRAJECTORIES = 8
+
+
+class BatchSource(Protocol):
+    """What a run trains on: the schedule on the virtual clock, or that on the wall clock."""
+
+    @property
+    def version(self) -> int:
+        """Updates of the policy so far."""
+
+    def next_batch(self) -> Taken:
+        """The batch to train on; the trainer is busy from now."""
+
+    def end_update(self, trains_policy: bool) -> int:
+        """The update on that batch was computed; returns the ticks that it takes."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, saved: dict[str, Any]) -> None: ...
 
 
 class LocalAttempt:
@@ -38,12 +57,21 @@ class LocalAttempt:
 
     def train(self) -> None:
         """Runs the remaining steps; raises RunFailure where the run cannot go on."""
-        self.local = LocalRun(self.directory, self.results)
+        self.local = _kind_of_run(self.directory.config)(self.directory, self.results)
         self.local.train()
 
     def cpu_seconds(self) -> float:
         """Processor time of this attempt, in seconds."""
         return self.local.attempt_cpu_seconds() if self.local else 0.0
+
+
+def _kind_of_run(run: RunConfig) -> "type[LocalRun]":
+    """A run on the virtual clock, or on the wall clock where agents call the policy over HTTP."""
+    if run.task.environment != "swe_tiny":
+        return LocalRun
+    from sao.local.wall_clock_run import WallClockRun
+
+    return WallClockRun
 
 
 class LocalRun:
@@ -53,14 +81,17 @@ class LocalRun:
         self.directory, self.run = directory, directory.config
         torch.set_num_threads(1)
         self.started, self.cpu_started = time.monotonic(), time.process_time()
-        self.environment = make_environment(self.run.task)
+        self.environment = make_environment(self.run.task, self.run.model, results)
         warm_start = require_preparation(results, self.run.scale, self.run.task.name, "warm_start")
         policy = on_device(load_policy(warm_start / "policy"), self.run.device)
         self.trainer = Trainer(self.run, policy, self._value_model(policy, results))
-        self.schedule = Schedule(self.run, self.environment, policy)
+        self.schedule = self._make_schedule(policy)
         self.totals: dict[str, Any] = {"wall_seconds": 0.0, "cpu_seconds": 0.0, "sampler_tokens": 0}
         self.step = -self.run.critic_only_steps
         self._resume()
+
+    def _make_schedule(self, policy: Qwen3MoeForCausalLM) -> BatchSource:
+        return Schedule(self.run, self.environment, policy)
 
     def _value_model(self, policy: Any, results: str) -> critic.ValueModel | None:
         settings = self.run.critic
@@ -110,11 +141,12 @@ class LocalRun:
             shown = taken.trajectories[:LOGGED_TRAJECTORIES]
             self.directory.log_training_trajectories(self._trajectory_lines(shown, step))
         record = self.trainer.update(taken.trajectories, step)
-        self.schedule.begin_update(trains_policy=step >= 0)
+        version = self.schedule.version
+        update_ticks = self.schedule.end_update(trains_policy=step >= 0)
         self.totals["sampler_tokens"] += taken.counters.sampled_tokens
-        seconds, version = time.monotonic() - began, self.schedule.state.version
+        seconds = time.monotonic() - began
         record = metrics_line(self.run, record, taken, step, version, seconds, self._elapsed())
-        self.directory.log_schedule(list(schedule_lines(taken, step, self.schedule.clock.update_ticks)))
+        self.directory.log_schedule(list(schedule_lines(taken, step, update_ticks)))
         self.directory.log_dropped(dropped_lines(taken, step))
         self.directory.log_metrics(record)
         self.step += 1
@@ -144,15 +176,19 @@ class LocalRun:
     def _evaluate(self) -> None:
         """Evaluates the held-out set, exports the weights and logs some trajectories token by token."""
         step, policy = self.step, self.trainer.policy
-        progress = min(step / self.run.training.updates, 1.0)
-        rollouts = evaluate(self.run, self.environment, policy, step, progress, self.run.seed)
-        shown = [rollout.to_trajectory() for rollout in rollouts if rollout.status != "environment_error"]
-        shown = shown[:LOGGED_TRAJECTORIES]
-        if shown:
+        sampled, lines = self._sample_held_out()
+        if shown := sampled[:LOGGED_TRAJECTORIES]:
             self.directory.log_trajectories(self._trajectory_lines(shown, step))
         export_policy(policy, self.directory.weights_path(step), self.environment.tokenizer)
-        # Last, because a run with all its evaluations counts as complete.
-        self.directory.log_evaluations(evaluation_lines(rollouts, self.run.task.name, step))
+        self.directory.log_evaluations(lines)  # last: a run with all its evaluations counts as complete
+
+    def _sample_held_out(self) -> tuple[list[Trajectory], list[dict[str, Any]]]:
+        """Trajectories on the held-out set, but for broken ones, and a log line of each sample."""
+        step = self.step
+        progress = min(step / self.run.training.updates, 1.0)
+        rollouts = evaluate(self.run, self.environment, self.trainer.policy, step, progress, self.run.seed)
+        usable = [rollout.to_trajectory() for rollout in rollouts if rollout.status != "environment_error"]
+        return usable, evaluation_lines(rollouts, self.run.task.name, step)
 
     def _trajectory_lines(self, trajectories: Sequence[Trajectory], step: int) -> list[dict[str, Any]]:
         """Lines of trajectories with what the trainer's present weights make of each token."""

@@ -52,6 +52,11 @@ class Schedule:
         """Greatest number of updates that a trajectory's oldest token may lag behind, if there is one."""
         return self.run.training.max_staleness
 
+    @property
+    def version(self) -> int:
+        """Updates of the policy so far."""
+        return self.state.version
+
     def next_batch(self) -> Taken:
         """Advances the clock until the trainer is free and a batch is ready, and takes the oldest one."""
         state = self.state
@@ -63,10 +68,14 @@ class Schedule:
                     return self._take()
             self._advance()
 
-    def begin_update(self, trains_policy: bool) -> None:
-        """The trainer is busy from now for the clock's `update_ticks`; new weights count from its end."""
+    def end_update(self, trains_policy: bool) -> int:
+        """The trainer computed an update: on this clock it is busy with it from now.
+
+        Returns the ticks that it takes; new weights count from its end.
+        """
         self.state.trainer_busy_until = self.state.tick + self.clock.update_ticks
         self.state.trainer_trains_policy = trains_policy
+        return self.clock.update_ticks
 
     def _finish_update(self) -> None:
         state = self.state

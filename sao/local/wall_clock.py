@@ -7,42 +7,47 @@ sampled it. Nothing here repeats itself from run to run: for that there is the v
 `sao.local.schedule`.
 """
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from types import TracebackType
 from typing import Any, Self
 
 from transformers import Qwen3MoeForCausalLM
 
-from sao import metrics
 from sao.background_server import BackgroundServer
 from sao.config import RunConfig
+from sao.config_scales import ScaleSettings
 from sao.environments.base import EnvironmentFailure, Instance
 from sao.local.batching import BatchedEngine
 from sao.local.decode import DecodeEngine
 from sao.local.serve import Server
-from sao.local.trainer import Trainer
-from sao.streaming import Counters, PromptOrder, Waiting
-from sao.trajectory import Batch, Trajectory
+from sao.openrlhf.stream import Request, Stream
+from sao.streaming import Taken
+from sao.trajectory import Trajectory
 
-Rollout = Callable[[Instance, int, int], Trajectory]
-"""Runs one attempt at an instance, with its index and group; blocks, and raises EnvironmentFailure."""
+Rollout = Callable[[Request], tuple[Trajectory, int]]
+"""Runs one attempt; returns it and the milliseconds to its last token. Blocks; raises EnvironmentFailure."""
 
 
 class ServedPolicy:
     """A policy behind `sao.local.serve`, from a thread of this process; open with `with`.
 
-    `url` is the address of its API, `model` its name there.
+    `url` is the address of its API, `model` its name there; `rounding` of the weights is the sampler's
+    unless it is given.
     """
 
     url: str
 
     def __init__(
-        self, policy: Qwen3MoeForCausalLM, run: RunConfig, model: str, key: str | None = None
+        self,
+        policy: Qwen3MoeForCausalLM,
+        scale: ScaleSettings,
+        model: str,
+        key: str | None = None,
+        rounding: str | None = None,
     ) -> None:
-        settings = run.sampler
-        engine = DecodeEngine(policy, settings.slots, settings.max_tokens, settings.rounding)
+        settings = scale.sampler
+        engine = DecodeEngine(policy, settings.slots, settings.max_tokens, rounding or settings.rounding)
         self.model, self.engine = model, BatchedEngine(engine)
         self._server = BackgroundServer(Server(self.engine, None, model, key).app())
 
@@ -63,20 +68,22 @@ class ServedPolicy:
 
 
 class Collector:
-    """Keeps `concurrency` rollouts under way in threads, and hands out batches of whole groups.
+    """The schedule of a run on the wall clock; a tick is a millisecond. Has what `Schedule` has for a run.
 
-    `reasons` holds why rollouts since the last batch were invalid. On leaving its `with` it starts no more
-    and waits for none.
+    `rollout` runs in threads, as many at once as the run has slots. `load(version)` gives the sampler the
+    trainer's weights. `reasons` holds why rollouts since they were last taken were invalid. On leaving its
+    `with` it starts no more and waits for none.
     """
 
-    def __init__(self, run: RunConfig, instances: list[Instance], rollout: Rollout, concurrency: int) -> None:
-        self.run, self.rollout, self.concurrency = run, rollout, concurrency
-        self.prompts = PromptOrder(instances, run.seed)
-        self.waiting: Waiting[Trajectory] = Waiting()
+    def __init__(
+        self, run: RunConfig, instances: list[Instance], rollout: Rollout, load: Callable[[int], None]
+    ) -> None:
+        self.run, self.rollout, self.load = run, rollout, load
+        self.stream = Stream(run, instances)
         self.reasons: list[str] = []
-        self._pool = ThreadPoolExecutor(concurrency, thread_name_prefix="rollout")
-        self._running: dict[Future[Trajectory], tuple[Instance, int]] = {}
-        self._next_index = self._next_group = 0
+        self._pool = ThreadPoolExecutor(run.sampler.slots, thread_name_prefix="rollout")
+        self._running: dict[Future[tuple[Trajectory, int]], Request] = {}
+        self._taken_tick = 0
 
     def __enter__(self) -> Self:
         return self
@@ -87,85 +94,61 @@ class Collector:
         # Those under way may take hours; who closes their scaffold and engine ends them.
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def next_batch(self, version: int) -> list[Trajectory]:
-        """Wait for the oldest batch whose tokens are recent enough for weights of `version`."""
-        groups = self.run.training.batch_trajectories // self.run.sampling.group_size
-        while True:
-            self.waiting.drop_stale(self.run, version)
+    @property
+    def version(self) -> int:
+        """Updates of the policy so far."""
+        return self.stream.version
+
+    def begin(self, version: int) -> None:
+        """The sampler holds the weights of `version`, and the clock of this attempt starts."""
+        self.stream.begin(version)
+
+    def next_batch(self) -> Taken:
+        """Wait for the batch that is ready first, of tokens that are recent enough."""
+        while not self.stream.batch_ready():
             self._start()
-            if len(self.waiting.ready) >= groups:
-                return [member for _ in range(groups) for member in self.waiting.ready.popleft()]
             done, _ = wait(self._running, return_when=FIRST_COMPLETED)
             for future in done:
                 self._finished(future)
-
-    def taken(self) -> tuple[Counters, list[str]]:
-        """The counts since the last call, and the reasons of invalid rollouts in order."""
-        taken = self.waiting.counters, self.reasons
-        self.waiting.counters, self.reasons = Counters(), []
+        taken = self.stream.take()
+        self._taken_tick = taken.tick
+        self._start()  # they go on while the trainer is busy
         return taken
 
-    def _start(self) -> None:
-        waiting, size = self.waiting, self.run.sampling.group_size
-        limit = self.run.virtual_clock.queue_limit_batches * self.run.training.batch_trajectories
-        while len(self._running) < self.concurrency:
-            if not waiting.to_start:
-                if waiting.ready_trajectories >= limit:
-                    return
-                waiting.to_start.extend([(self.prompts.next(), self._next_group)] * size)
-                self._next_group += 1
-            instance, group = waiting.to_start.popleft()
-            future = self._pool.submit(self.rollout, instance, self._next_index, group)
-            self._running[future] = instance, group
-            self._next_index += 1
+    def end_update(self, trains_policy: bool) -> int:
+        """Have the sampler get new weights where they are due; returns the ticks that the update took."""
+        version = self.stream.version + trains_policy
+        due = version % self.run.virtual_clock.sync_interval == 0 or self.stream.synchronous
+        if loaded := trains_policy and due:
+            self.load(version)
+        tick = self.stream.finish_update(version, loaded)
+        self._start()
+        return tick - self._taken_tick
 
-    def _finished(self, future: Future[Trajectory]) -> None:
-        instance, group = self._running.pop(future)
+    def taken_reasons(self) -> list[str]:
+        """The reasons of invalid rollouts since the last call."""
+        taken, self.reasons = self.reasons, []
+        return taken
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs: rollouts under way start again, finished ones are kept."""
+        return self.stream.state_dict() | {"version": self.version}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned; `begin` follows."""
+        self.stream.load_state_dict(saved)
+        self.stream.version = saved["version"]
+
+    def _start(self) -> None:
+        for request in self.stream.start_requests():
+            self._running[self._pool.submit(self.rollout, request)] = request
+
+    def _finished(self, future: Future[tuple[Trajectory, int]]) -> None:
+        request = self._running.pop(future)
         try:
-            trajectory = future.result()
+            trajectory, sampling_ms = future.result()
         except EnvironmentFailure as failure:
             self.reasons.append(str(failure))
-            self.waiting.fail(self.run, instance, group, str(failure))
+            self.stream.fail(request, str(failure))
         else:
-            self.waiting.end(self.run, group, trajectory)
-
-
-def train(
-    run: RunConfig, trainer: Trainer, served: ServedPolicy, collector: Collector
-) -> Iterator[dict[str, Any]]:
-    """Train for the run's updates, its critic-only steps first; yields one line of metrics per step."""
-    version = 0
-    for step in range(-run.critic_only_steps, run.training.updates):
-        began = time.monotonic()
-        batch = collector.next_batch(version)
-        waited = time.monotonic() - began
-        record = trainer.update(batch, step)
-        record |= _batch_metrics(batch, version)
-        if step >= 0:
-            version += 1
-            if version % run.virtual_clock.sync_interval == 0:
-                served.load(trainer.policy, version)
-        counts, reasons = collector.taken()
-        yield record | {
-            "step": step,
-            "version": version,
-            "invalid": counts.invalid,
-            "invalid_reasons": reasons,
-            "dropped_stale": counts.dropped_stale,
-            "dropped_with_group": counts.dropped_with_group,
-            "wait_seconds": waited,
-            "step_seconds": time.monotonic() - began,
-        }
-
-
-def _batch_metrics(trajectories: Sequence[Trajectory], version: int) -> dict[str, Any]:
-    batch = Batch.from_trajectories(trajectories)
-    return metrics.staleness_statistics(batch.policy_versions, batch.action_mask, version) | {
-        "reward_mean": batch.outcome.mean().item(),
-        "positive_share": (batch.outcome > 0).double().mean().item(),
-        "truncated": sum(trajectory.status == "truncated" for trajectory in trajectories),
-        "trajectories": len(batch),
-        "action_tokens": int(batch.action_mask.sum()),
-        "total_tokens": int(batch.lengths.sum()),
-        "mean_turns": sum(trajectory.turns for trajectory in trajectories) / len(batch),
-    }
+            self.stream.finish(request, trajectory, sampling_ms)

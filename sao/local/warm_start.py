@@ -126,9 +126,22 @@ def train_value_model(
     seed: int,
     report: Report,
 ) -> critic.ValueModel:
-    """Value pretraining on the policy's rollouts, target the final return (AdamW, linear decay)."""
+    """Value pretraining on the policy's rollouts over the training pool."""
+    rollouts = scale.value_pretraining.rollouts
+    trajectories = sample_trajectories(scale, environment, policy, rollouts, seed)
+    return fit_value_model(scale, policy, trajectories, frozen, seed, report)
+
+
+def fit_value_model(
+    scale: ScaleSettings,
+    policy: Qwen3MoeForCausalLM,
+    trajectories: list[Trajectory],
+    frozen: critic.Frozen,
+    seed: int,
+    report: Report,
+) -> critic.ValueModel:
+    """Value pretraining on given rollouts of the policy, target the final return (AdamW, linear decay)."""
     settings = scale.value_pretraining
-    trajectories = sample_trajectories(scale, environment, policy, settings.rollouts, seed)
     value_model = critic.ValueModel.from_policy(policy)
     critic.freeze(value_model, frozen)
     trained = [parameter for parameter in value_model.parameters() if parameter.requires_grad]

@@ -165,11 +165,11 @@ class RolloutEngine(_OpenRLHFEngine):
         await super().__init__(*arguments, **settings)
         self._outputs = Outputs(self.llm.engine_core)
 
-    async def configure(self, run: RunConfig) -> None:
+    async def configure(self, run: RunConfig, results: str = "results") -> None:
         """Set what the run says about sampling, and open its environment."""
         self.recompute_kv = run.sampling.recompute_kv
         check_sampling(sampling_parameters(run.sampling.temperature))
-        self.executor.configure(run)
+        self.executor.configure(run, results)
 
     async def sample_action(
         self,

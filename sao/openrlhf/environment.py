@@ -2,11 +2,16 @@
 
 OpenRLHF loads this file by its path (`--train.agent_func_path`) and makes an `AgentExecutor` in every engine.
 An episode runs beside the engine's event loop and under a time limit. What goes wrong in it says nothing
-about the policy: the trajectory is invalid. What goes wrong in sampling stops the run.
+about the policy: the trajectory is invalid. What goes wrong in sampling stops the run, and so does an
+environment that says that it cannot be used.
+
+Agents of software engineering ask for the model themselves: an attempt is run as a whole, and the recorder
+between agent and engine makes the trajectory.
 """
 
 import asyncio
 import contextlib
+import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,7 +25,15 @@ from openrlhf.utils.agent import AgentExecutorBase, AgentInstanceBase
 
 from sao.config import RunConfig
 from sao.environments import make_environment
-from sao.environments.base import Environment, EnvironmentFailure, Episode, Instance, StepResult
+from sao.environments.base import (
+    Environment,
+    EnvironmentFailure,
+    EnvironmentUnusable,
+    Episode,
+    Instance,
+    StepResult,
+)
+from sao.environments.swe import SWEEnvironment
 from sao.openrlhf.engine import Action, SamplingError, check_sampling
 from sao.openrlhf.stream import milliseconds
 from sao.trajectory import Status, Trajectory
@@ -52,10 +65,10 @@ class Answer:
     details: dict[str, str | int] = field(default_factory=dict)
 
 
-async def limited(function: Callable[..., Result], *arguments: Any, seconds: float) -> Result:
+async def limited(function: Callable[..., Result], *arguments: Any, seconds: float | None) -> Result:
     """The result of a blocking function run beside the event loop; EnvironmentFailure when it fails or hangs.
 
-    A thread that hangs is left behind and does not keep the process from ending.
+    EnvironmentUnusable passes. A thread that hangs is left behind and does not keep the process from ending.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Result] = loop.create_future()
@@ -78,7 +91,7 @@ async def limited(function: Callable[..., Result], *arguments: Any, seconds: flo
         return await asyncio.wait_for(future, seconds)
     except TimeoutError:
         raise EnvironmentFailure(f"no answer within {seconds:g} s") from None
-    except EnvironmentFailure:
+    except (EnvironmentFailure, EnvironmentUnusable):
         raise
     except Exception as error:
         raise EnvironmentFailure(f"{type(error).__name__}: {error}") from error
@@ -150,9 +163,12 @@ class AgentExecutor(AgentExecutorBase):
         self.environment: Environment | None = None
         self.seconds = TIME_LIMIT_SECONDS
 
-    def configure(self, run: RunConfig) -> None:
-        """Opens the environment of a run."""
-        self.environment = make_environment(run.task)
+    def configure(self, run: RunConfig, results: str = "results") -> None:
+        """Opens the environment of a run, whose data lies below `results`."""
+        self.environment = make_environment(run.task, run.model, results)
+        if isinstance(self.environment, SWEEnvironment):
+            engines = run.cluster.engines.number if run.cluster else 1
+            self.environment.open(math.ceil(run.sampler.slots / engines), run.sampler.max_tokens)
 
     async def execute(
         self,
@@ -170,6 +186,8 @@ class AgentExecutor(AgentExecutorBase):
         """
         check_sampling(sampling_params, temperature=label)
         assert self.environment is not None, "configure comes first"
+        if isinstance(self.environment, SWEEnvironment):
+            return await run_attempt(self.environment, prompt, sampling_params, llm_engine)
         started = milliseconds()
         agent = EpisodeAgent(self.environment, self.seconds)
         try:
@@ -213,3 +231,28 @@ def _longest_action(complete: Callable[[list[int]], bool], budget: int) -> int:
     """
     shortest = range(1, min(budget, SHORT_ACTION) + 1)
     return next((length for length in shortest if complete([0] * length)), max(budget, 1))
+
+
+async def run_attempt(environment: SWEEnvironment, ask: Ask, parameters: Any, engine: Any) -> Answer:
+    """One attempt whose agent asks for the model itself; the environment ends what takes too long.
+
+    Raises what the engine raises, as soon as it does.
+    """
+    from evaluation.swe.engines import ActionEngine
+
+    started = milliseconds()
+    sampler = ActionEngine(engine, parameters, ask.key, asyncio.get_running_loop())
+    identity = ask.instance, ask.index, ask.group_id
+    rollout = asyncio.ensure_future(limited(environment.rollout, *identity, sampler, seconds=None))
+    try:
+        waiting: set[asyncio.Future[Any]] = {rollout, sampler.failure}
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        if sampler.failure.done():
+            raise sampler.failure.result()
+        trajectory = await rollout
+    except EnvironmentFailure as failure:
+        return Answer(None, failure=str(failure) or type(failure).__name__)
+    finally:
+        rollout.cancel()  # its thread goes on to its own end, and nobody waits for it
+        sampler.close()
+    return Answer(trajectory, "", sampler.sampled_at // 1_000_000 - started)

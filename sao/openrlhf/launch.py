@@ -28,6 +28,7 @@ PROGRESS_SECONDS = 10.0
 POLL_SECONDS = 0.5
 STOP_SECONDS = 60.0  # that a driver gets to end its processes
 OBJECT_STORE_BYTES = 200 * 2**20  # without CUDA; Ray's own choice, a third of the memory, elsewhere
+TASK_VARIABLES = ("SAO_OPENHANDS_PYTHON", "SAO_SWE_IMAGE", "SAO_SWE_SERVER")  # for Ray's processes elsewhere
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -59,6 +60,7 @@ class LaunchAttempt:
         directory, run = self.directory, self.directory.config
         settings = RunSettings(
             directory=directory.path.resolve(),
+            results=str(Path(self.results).resolve()),
             value_model=_value_model(run, self.results),
             checkpoint=_absolute(directory.latest_checkpoint()),
             command=directory.command,
@@ -220,6 +222,7 @@ def start_ray(run: RunConfig) -> None:
         "TOKENIZERS_PARALLELISM": "false",
         "VLLM_NO_USAGE_STATS": "1",
     }
+    variables |= {name: os.environ[name] for name in TASK_VARIABLES if name in os.environ}
     runtime = {"env_vars": variables}
     if not run.cluster.one_node:
         ray.init(address="auto", runtime_env=runtime)

@@ -39,7 +39,6 @@ with `sao.openrlhf.weights.weight_hashes(named_tensors, dtype)` of the trainer's
 """
 
 import asyncio
-from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -50,7 +49,7 @@ from sao.environments.base import Environment, Instance
 from sao.openrlhf.engine import sampling_parameters
 from sao.openrlhf.environment import Answer, Ask
 from sao.openrlhf.stream import Request, Stream, StreamedBatch
-from sao.trajectory import Trajectory
+from sao.step_log import HeldOut
 
 EVALUATION_ATTEMPTS = 3  # of a held-out problem whose environment breaks
 
@@ -59,21 +58,13 @@ class RolloutError(RuntimeError):
     """Sampling cannot go on; the message says why and what to do."""
 
 
-@dataclass(frozen=True)
-class HeldOut:
-    """One sample of a held-out problem; `trajectory` is None where its environment broke each time."""
-
-    instance: Instance
-    trajectory: Trajectory | None
-    details: dict[str, str | int]
-
-
 class RolloutStream:
-    """See the module's text; `strategy.args.sao` is the run's `RunConfig`."""
+    """See the module's text; `strategy.args` holds the run's `RunConfig` (`sao`) and its `run_settings`."""
 
     def __init__(self, pretrain: str, strategy: Any, vllm_engines: list[Any], **unused: Any) -> None:
         self.run: RunConfig = strategy.args.sao
-        self.environment: Environment = make_environment(self.run.task)
+        self.results: str = strategy.args.run_settings.results
+        self.environment: Environment = make_environment(self.run.task, self.run.model, self.results)
         self.engines = vllm_engines
         self.stream = Stream(self.run, self.environment.instances("train"))
         self._load = dict.fromkeys(range(len(vllm_engines)), 0)
@@ -87,7 +78,7 @@ class RolloutStream:
 
     async def start(self, version: int) -> None:
         """Opens the engines' environments and begins to sample with the weights of `version`."""
-        await asyncio.gather(*(engine.configure.remote(self.run) for engine in self.engines))
+        await asyncio.gather(*(engine.configure.remote(self.run, self.results) for engine in self.engines))
         self.stream.begin(version)
         self._fill()
 

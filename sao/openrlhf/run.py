@@ -24,12 +24,12 @@ from sao.openrlhf import weights
 from sao.openrlhf.checkpoint import load_controller, save_controller
 from sao.openrlhf.experience import ExperienceMaker
 from sao.openrlhf.processes import get_or_raise_cause, processor_seconds, reason_of
-from sao.openrlhf.rollout import HeldOut, RolloutStream
+from sao.openrlhf.rollout import RolloutStream
 from sao.openrlhf.settings import VALUES_FOLDER, RunSettings
 from sao.openrlhf.strategy import Strategy
 from sao.runlog import RunDirectory, RunFailure
 from sao.runlog_files import writing
-from sao.step_log import metrics_line, trajectory_lines
+from sao.step_log import HeldOut, held_out_lines, metrics_line, trajectory_lines
 from sao.streaming import dropped_lines, schedule_lines
 from sao.trajectory import Trajectory
 
@@ -68,7 +68,7 @@ class TrainingRun(ppo_trainer.BasePPOTrainer):
         self.checkpoint, self.driver = settings.checkpoint, settings.driver
         self.directory = RunDirectory(settings.directory, self.run, settings.command, None)
         self.directory.attempt = settings.attempt
-        self.environment = make_environment(self.run.task)
+        self.environment = make_environment(self.run.task, self.run.model, settings.results)
         self.stream = ray.remote(RolloutStream).remote(pretrain, strategy, vllm_engines)
         self.started = time.monotonic()
         self.totals: dict[str, Any] = {"wall_seconds": 0.0, "cpu_seconds": 0.0, "sampler_tokens": 0}
@@ -188,7 +188,7 @@ class TrainingRun(ppo_trainer.BasePPOTrainer):
             self.directory.log_trajectories(self._trajectory_lines(shown, step))
         self._export(self.actor_model_group, self.directory.weights_path(step))
         # Last, because a run with all its evaluations counts as complete.
-        self.directory.log_evaluations(evaluation_lines(sampled, self.run, step))
+        self.directory.log_evaluations(held_out_lines(sampled, self.run.task.name, step))
 
     def _trajectory_lines(self, trajectories: Sequence[Trajectory], step: int) -> list[dict[str, Any]]:
         """Lines of trajectories with what the trainer's present weights make of each token."""
@@ -202,32 +202,6 @@ class TrainingRun(ppo_trainer.BasePPOTrainer):
             get_or_raise_cause(group.async_run_method(method_name="export", folder=temporary))
             shutil.rmtree(folder, ignore_errors=True)  # of an attempt that was stopped behind it
             temporary.rename(folder)
-
-
-def evaluation_lines(sampled: list[HeldOut], run: RunConfig, step: int) -> list[dict[str, Any]]:
-    """One log line per sample; repetitions of a problem are numbered in the order given."""
-    seen: dict[str, int] = {}
-    lines = []
-    for held_out in sampled:
-        problem, trajectory = held_out.instance.prompt_id, held_out.trajectory
-        reward = 0.0 if trajectory is None else trajectory.reward
-        lines.append(
-            {
-                "step": step,
-                "benchmark": run.task.name,
-                "problem_id": problem,
-                "run_index": seen.get(problem, 0),
-                "correct": reward > 0,
-                "status": "environment_error" if trajectory is None else str(trajectory.status),
-                "turns": 0 if trajectory is None else trajectory.turns,
-                "action_tokens": 0 if trajectory is None else trajectory.num_action_tokens,
-                "label": held_out.instance.label,
-                "style": held_out.details.get("style"),
-                "reward": reward,
-            }
-        )
-        seen[problem] = seen.get(problem, 0) + 1
-    return lines
 
 
 RemoteTrainingRun = ray.remote(TrainingRun)

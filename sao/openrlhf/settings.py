@@ -13,12 +13,14 @@ class RunSettings:
     """What every process of a run learns as `strategy.args.run_settings`; `strategy.args.sao` is its config.
 
     directory     the run directory
+    results       folder of all scales, below which fetched data lies
     value_model   folder of a pretrained value model, where the row starts from one
     checkpoint    (step, folder) to resume from, where there is one
     command, attempt, driver      what started the run, the attempt's number, process id of the driver
     """
 
     directory: Path
+    results: str = "results"
     value_model: Path | None = None
     checkpoint: tuple[int, Path] | None = None
     command: str = ""

@@ -73,8 +73,9 @@ def how_to_make_traces(settings: FineTuning, model: str, results: str) -> str:
     """What makes the file of traces, in words; `model` is the one that is fine-tuned."""
     return (
         f"have {settings.teacher} solve the problems of {settings.data} ({settings.samples_per_problem} "
-        "times each), and keep what is right with: python -m evaluation.math.sft_traces TRACES "
-        f"--tokenizer {model} --out {traces_file(settings, results)}"
+        "times each) with: python -m evaluation.math.traces sample, then keep; or keep others' traces "
+        f"with: python -m evaluation.math.sft_traces TRACES --tokenizer {model} --out "
+        f"{traces_file(settings, results)}"
     )
 
 

@@ -19,10 +19,11 @@ from local_engine import ToyEnvironment, run_config
 from math_standins import PlainGrader, PlainTool
 from openrlhf.utils.agent import AgentExecutorBase, AgentInstanceBase
 
+from evaluation.judging import JudgeError
 from evaluation.math.arithmetic import ArithmeticEnvironment
 from evaluation.math.synthetic import KINDS
 from sao.config import load_scale
-from sao.environments.base import EnvironmentFailure, Instance, StepResult
+from sao.environments.base import EnvironmentFailure, EnvironmentUnusable, Instance, StepResult
 from sao.environments.locks import COMMIT, QUERY, action
 from sao.openrlhf.engine import Action, LogprobError, SamplingError, sampling_parameters
 from sao.openrlhf.environment import AgentExecutor, Answer, Ask, EpisodeAgent, limited
@@ -199,6 +200,13 @@ def test_an_environment_that_raises_leaves_an_invalid_trajectory(
     environment = OneFault(where, _raise(error))
     answer = play(executor_of(environment), ScriptedEngine([5] * 3), environment.instances("train")[0])
     assert answer.trajectory is None and answer.failure == reason
+
+
+def test_an_environment_that_cannot_be_used_stops_the_run() -> None:
+    """A judge that refuses the key refuses it every time: no trajectory can be replaced."""
+    environment = OneFault("step", _raise(JudgeError("judge j: refuses the key")))
+    with pytest.raises(EnvironmentUnusable, match="refuses the key"):
+        play(executor_of(environment), ScriptedEngine([5] * 3), environment.instances("train")[0])
 
 
 @pytest.mark.parametrize("where", ["start", "step"])

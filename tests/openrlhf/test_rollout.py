@@ -5,6 +5,7 @@ Engines are stand-ins with Ray's calling convention: they answer in real time an
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +19,7 @@ from local_engine import run_config, trajectory
 
 from sao.openrlhf.environment import Answer, Ask
 from sao.openrlhf.rollout import RolloutError, RolloutStream
+from sao.openrlhf.settings import RunSettings
 from sao.streaming import SchedulingError
 from sao.trajectory import Trajectory
 
@@ -40,8 +42,8 @@ class StandIn:
         self.configure = Remote(self._configure)
         self.generate_responses = Remote(self._generate)
 
-    async def _configure(self, run: Any) -> None:
-        self.configured = run
+    async def _configure(self, *given: Any) -> None:
+        self.configured = given
 
     async def _generate(self, prompt: Ask, label: float, sampling_params: Any, **rest: Any) -> list[Answer]:
         self.playing += 1
@@ -74,7 +76,8 @@ async def at_once(ask: Ask) -> Answer:
 def stream_of(*engines: StandIn, row: str = "sao", **changes: Any) -> RolloutStream:
     changes.setdefault("training", {})["batch_trajectories"] = BATCH
     run = run_config(row, **changes)
-    strategy = SimpleNamespace(args=SimpleNamespace(sao=run))
+    settings = RunSettings(Path("run"), "/results")
+    strategy = SimpleNamespace(args=SimpleNamespace(sao=run, run_settings=settings))
     return RolloutStream("path", strategy, list(engines), vllm_lock=None)
 
 
@@ -90,7 +93,7 @@ def test_batches_flow_while_one_trajectory_takes_its_time() -> None:
         engine = StandIn(answer)
         stream = stream_of(engine)
         await stream.start(0)
-        assert engine.configured is stream.run
+        assert engine.configured == (stream.run, "/results")
         taken = []
         for version in range(1, 4):
             batch = await asyncio.wait_for(stream.take(), 10)

@@ -2,7 +2,8 @@
 
     python tests/swe/offline_run.py RESULTS
 
-writes RESULTS/seen.json: requests that the model got, addresses that this process asked for, and exit codes.
+writes RESULTS/seen.json: requests that the model got, addresses that this process asked for, and exit codes;
+and RESULTS/servers.txt: the logs of all agent servers.
 """
 
 import json
@@ -29,8 +30,22 @@ assert socket.gethostname()
 from scripted_model import ScriptedModel  # noqa: E402
 from scripts import DONE, ENDINGS, shell  # noqa: E402
 
-from evaluation.swe import grade, runner  # noqa: E402
+from evaluation.swe import grade, runner, workspaces  # noqa: E402
 from evaluation.swe.tiny_tasks import build_tiny_tasks  # noqa: E402
+from evaluation.swe.workspaces import LocalFolder  # noqa: E402
+
+
+class KeptLog(LocalFolder):
+    """Keeps the server's log, which is deleted with the workspace."""
+
+    def close(self) -> None:
+        if self.log.exists():
+            with (results / "servers.txt").open("a") as kept:
+                kept.write(self.log.read_text(errors="replace"))
+        super().close()
+
+
+workspaces.LocalFolder = KeptLog  # type: ignore[misc]
 
 with tempfile.TemporaryDirectory() as folder:
     router = build_tiny_tasks(Path(folder))[4]

@@ -1,7 +1,7 @@
 """How conversations end, in a run without any network.
 
-That nothing outside is asked for is seen of the runner's and the grader's own process. Of the agent servers,
-whose logs are deleted with their workspaces, it is seen only that they work without a network.
+That nothing outside is asked for is seen of the runner's and the grader's own process by its calls, and of
+the agent servers by their logs, which are kept before their workspaces are deleted.
 """
 
 import json
@@ -14,6 +14,17 @@ import pytest
 from conftest import processes_of
 from test_runner import PLACE, lines_of
 
+ATTEMPTS_OUTSIDE = (
+    "failed to fetch",
+    "cost map",
+    "telemetry",
+    "posthog",
+    "name resolution",
+    "network is unreachable",
+    "getaddrinfo",
+    "max retries exceeded",
+    "downloading",
+)
 LOCAL = {"127.0.0.1", "localhost", "::1"}
 NO_NETWORK = ["bwrap", "--dev-bind", "/", "/", "--unshare-net", "--"]
 
@@ -44,9 +55,15 @@ def test_it_runs_without_a_network_and_asks_for_none(results: Path, seen: dict[s
     assert seen["exit_codes"] == [0, 0]
     assert set(seen["asked"]) <= LOCAL
     printed = (results / "printed.txt").read_text().lower()
-    for word in ("failed to fetch", "cost map", "telemetry", "name resolution"):
-        assert word not in printed
+    assert not [word for word in ATTEMPTS_OUTSIDE if word in printed]
     assert processes_of(results) == []
+
+
+def test_agent_servers_log_no_attempt_to_reach_anything_outside(results: Path) -> None:
+    log = (results / "servers.txt").read_text().lower()
+    # One server for each task, and one more for the attempt that the model refused: the logs are whole.
+    assert log.count("application startup complete") >= 6
+    assert not [word for word in ATTEMPTS_OUTSIDE if word in log]
 
 
 def test_each_ending(scores: dict[str, dict[str, Any]]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from conftest import processes_of
 from scripted_model import ScriptedModel
-from scripts import DONE, replace
+from scripts import DONE, replace, shell
 
 from evaluation.swe.tasks import Task
 from evaluation.swe.tiny_tasks import build_tiny_tasks
@@ -57,6 +57,20 @@ def test_at_the_wall_clock_limit_the_patch_so_far_is_graded(tmp_path: Path, tiny
         asked = {"row": task.row, "address": {"url": model.url, "model": model.model, "key": "k"}}
         answer = attempt(settings(tmp_path, images, 20), asked)
     assert (answer["ending"], answer["outcome"]) == ("wall_clock", "resolved")
+    assert list(tmp_path.iterdir()) == [] and processes_of(tmp_path) == []
+
+
+def test_an_agent_that_deletes_the_repository_hands_in_nothing(
+    tmp_path: Path, tiny: tuple[Path, Task]
+) -> None:
+    """It solved the task, and gains no second attempt by what it did then."""
+    images, task = tiny
+    with ScriptedModel({"tiny/calendar": [EDIT, shell("rm -rf /testbed/.git && ls -a"), DONE]}) as model:
+        asked = {"row": task.row, "address": {"url": model.url, "model": model.model, "key": "k"}}
+        answer = attempt(settings(tmp_path, images, 300), asked)
+    assert (answer["ending"], answer["outcome"]) == ("finish", "empty_patch")
+    said = json.dumps(model.requests[-1]["messages"][-1])
+    assert "months.py" in said and ".git\\n" not in said  # it was there, and is gone
     assert list(tmp_path.iterdir()) == [] and processes_of(tmp_path) == []
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from evaluation.swe.changes import RUINED
 from evaluation.swe.sandbox import SandboxError
 from evaluation.swe.workspaces import LocalFolder, ServerWorkspace
 from sao.environments.base import EnvironmentFailure
@@ -34,8 +35,13 @@ def test_a_folder_whose_git_fails(result: Any) -> None:
     workspace.sandbox = Sandbox(result)  # type: ignore[assignment]
     with pytest.raises(EnvironmentFailure):
         workspace.change("HEAD")
-    workspace.sandbox = Sandbox((0, b""))  # type: ignore[assignment]
-    assert workspace.change("HEAD") == ""
+    with pytest.raises(EnvironmentFailure):
+        workspace.base("HEAD")
+    for result in ((0, b""), (RUINED, b"")):  # nothing changed, and a repository that the agent ruined
+        workspace.sandbox = Sandbox(result)  # type: ignore[assignment]
+        assert workspace.change("HEAD") == ""
+    workspace.sandbox = Sandbox((0, b"3f2a\n"))  # type: ignore[assignment]
+    assert workspace.base("HEAD") == "3f2a"
 
 
 def test_a_server_whose_git_fails() -> None:
@@ -43,3 +49,7 @@ def test_a_server_whose_git_fails() -> None:
     workspace = ServerWorkspace(SimpleNamespace(execute_command=lambda *_, **__: result))  # type: ignore[arg-type]
     with pytest.raises(EnvironmentFailure, match="bad object"):
         workspace.change("HEAD")
+    with pytest.raises(EnvironmentFailure, match="bad object"):
+        workspace.base("HEAD")
+    result.exit_code = RUINED
+    assert workspace.change("HEAD") == ""
