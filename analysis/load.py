@@ -1,5 +1,6 @@
 """Logged runs of one scale, as learning curves of outcomes by problem."""
 
+import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -232,7 +233,7 @@ def load_logs(folder: Path, rows: Iterable[str], beside: Iterable[Path] = ()) ->
     for record in records:
         start = warm_starts.get(record.config.get("task", {}).get("name", ""))
         runs.setdefault(record.row, {})[record.seed] = _make_run(record, start)
-    scale = records[0].scale if records else folder.resolve().name
+    scale = records[0].scale if records else _scale_of_evaluations(folder)
     return Logs(folder, scale, runs, warm_starts, _planned_seeds(scale), _imported_rows(imported))
 
 
@@ -340,6 +341,16 @@ def _load_warm_starts(folder: Path) -> dict[str, WarmStart]:
         name = directory.relative_to(folder).as_posix()
         starts[directory.parent.name] = WarmStart(name, outcomes, _bands(evaluations))
     return starts
+
+
+def _scale_of_evaluations(folder: Path) -> str:
+    """The scale that the first evaluation names, or else the folder's name."""
+    spec = next(iter(sorted(folder.glob(EVALUATION_DATA))), None)
+    try:
+        named = json.loads(spec.read_bytes()).get("scale") if spec else None
+    except (ValueError, AttributeError):
+        named = None  # whoever reads the evaluation says what is wrong with it
+    return str(named or folder.resolve().name)
 
 
 def _planned_seeds(scale: str) -> tuple[int, ...]:
