@@ -46,6 +46,7 @@ def evaluate(
     seed: int = 0,
     step: int = 400,
     scale: str = "paper_swe",
+    measured: dict[str, float] | None = None,
 ) -> Path:
     """An evaluation as runner and grader leave it; sealed where it is complete."""
     folder = root / row / f"seed{seed}" / f"step{step}" / "swe_bench_verified"
@@ -53,7 +54,7 @@ def evaluate(
     spec["protocol"] |= protocol or {}
     with SampleStore(folder, spec) as store:
         for name in played:
-            store.append(sample(name))
+            store.append(sample(name) | (measured or {}))
         scores = [
             sample(name)
             | {
