@@ -126,13 +126,15 @@ def layout(claims: pd.DataFrame, logs: Logs, command: str) -> Sheet:
         ]
         for line in claims.to_dict("records")
     ]
+    measured = claims.loc[(claims["claim"] == "C15"), "effect"].notna().any()
+    software = "C15 stands on all 500 tasks of SWE-Bench Verified. " if measured else ""
     footer = (
         f"Scale {logs.scale}. Effects are signed so that the paper's direction is positive. Variance shown: "
         f"seeds and problems (crossed bootstrap, {RESAMPLES:,} resamples, {_problem_count(logs)} held-out "
         "problems), or seeds (Student's t) for quantities of a whole run, with n in the column of seeds; "
         "below 3 seeds problems only. An inconclusive effect is followed by "
         "the smallest one that the design would have shown in 80% of repeats. Not corrected for the number "
-        f"of claims. Rules: docs/statistics.md. Regenerate: `{command}`"
+        f"of claims. {software}Rules: docs/statistics.md. Regenerate: `{command}`"
     )
     return Sheet(
         f"Claims of the paper at scale {logs.scale}", header, rows, [*beside_claims(logs.imported), footer]

@@ -358,3 +358,4 @@ def test_the_report_shows_table_2_and_the_claim(folder: Path, tmp_path: Path) ->
     text = (tmp_path / "report.html").read_text()
     assert 'id="table-table2"' in text and "27.0 [23.2, 31.1]" in text
     assert "one seed: problems only (inconclusive)" in text
+    assert "C15 stands on all 500 tasks of SWE-Bench Verified." in text
