@@ -18,6 +18,7 @@ from analysis.render import EMPTY
 from analysis.report.__main__ import main as write_report
 from analysis.report.evaluations import evaluation_page
 from analysis.report.markup import Linker
+from analysis.row import main as write_row
 from analysis.swe_evaluations import load_swe
 from analysis.swe_table import SWE_COLUMNS, build_swe_table
 from evaluation.math.store import SampleStore
@@ -343,6 +344,18 @@ def test_damaged_outcomes_before_the_seal(
     arguments = ["--runs", str(tmp_path / SCALE), "--artifact", "table2", "--out", str(tmp_path)]
     assert run_command(lambda: tables.main(arguments)) == 2
     assert "outcomes.jsonl: line" in (error := capsys.readouterr().err) and message in error
+
+
+def test_page_of_a_row_that_was_evaluated_and_not_trained_here(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--runs", str(folder), "--out", str(tmp_path / "row.md")]
+    write_row([*arguments, "--row", "grpo_dis_swe"])
+    text = (tmp_path / "row.md").read_text()
+    assert "27.0 [23.2, 31.1] | 135 of 500 | -2.8 [-5.6, 0.2]" in text and "Finished seeds" not in text
+    assert run_command(lambda: write_row([*arguments, "--row", "sao"])) == 2
+    known = f"no run of it in {folder}; there are: base_swe, grpo_dis_swe, sao_swe"
+    assert known in capsys.readouterr().err
 
 
 def test_the_list_of_comparisons_has_those_of_table_2(folder: Path, tmp_path: Path) -> None:
