@@ -32,7 +32,10 @@ def test_limits_of_an_evaluation_that_nobody_began(tmp_path: Path) -> None:
     ]
     assert "6 hours of a task's wall clock, 8 at once, and 30 minutes of its tests, 2 at once" in found[4]
     assert "not estimated before a task is played here" in found[5]
-    assert found[6].startswith("  disk: 120 GB for images, which swebench's documentation asks for, once")
+    # (1.960 + 0.842) sqrt(.1 / 500) and sqrt(.2 / 500)
+    assert "differences from 4.0 points on, where 10% of the tasks" in found[6]
+    assert "and from 5.6, where 20% are (in about 80% of repeats)" in found[6]
+    assert found[7].startswith("  disk: 120 GB for images, which swebench's documentation asks for, once")
 
 
 @pytest.mark.parametrize(("tasks", "hours"), [(0, 0), (1, 6), (8, 6), (9, 12), (500, 378)])

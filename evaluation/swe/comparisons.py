@@ -103,6 +103,14 @@ def difference_interval(only_one: int, only_other: int, tasks: int) -> tuple[flo
     )
 
 
+def detectable_difference(discordant: float, tasks: int) -> float:
+    """Smallest true difference of two shares that one pair of runs would show in 80% of repeats, about.
+
+    `discordant`: share of the tasks that one of the two alone resolves.
+    """
+    return float(norm.ppf((1 + LEVEL) / 2) + norm.ppf(0.80)) * sqrt(discordant / tasks)
+
+
 def comparable(one: Graded, other: Graded) -> bool:
     """Whether two evaluations measure the same: tasks, protocol but for the workspace, and backend."""
     return _measured(one) == _measured(other)

@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from evaluation.math.store import read_samples
+from evaluation.swe.comparisons import detectable_difference
 from evaluation.swe.plan import CONCURRENCY
 from evaluation.swe.protocol import BENCHMARKS, MAX_TOKENS, MAX_TURNS, TEST_SECONDS, WALL_SECONDS
 from sao.config import Scale
@@ -16,6 +17,7 @@ from sao.jobs import evaluation_request
 GRADERS = 2  # tasks graded at once in the workflow
 IMAGES_GB = 120  # free disk that swebench's documentation asks for; once, for all evaluations
 HOUR = 3600
+DISCORDANT = (0.10, 0.20)  # shares of tasks that one of two rows alone resolves, for what can be shown
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,12 @@ def cost_lines(scale: Scale, seals: Iterable[str]) -> list[str]:
         "model while it plays; what is tried again comes on top)"
     )
     lines.append(_measured_line(scale, left, measure(folders), gpus))
+    shown = [100 * detectable_difference(share, first.due) for share in DISCORDANT]
+    lines.append(
+        f"  what two rows can show: differences from {shown[0]:.1f} points on, where {DISCORDANT[0]:.0%} of "
+        f"the tasks are resolved by one of them alone, and from {shown[1]:.1f}, where {DISCORDANT[1]:.0%} are "
+        "(in about 80% of repeats)"
+    )
     lines.append(
         f"  disk: {IMAGES_GB} GB for images, which swebench's documentation asks for, once; the agent "
         "server's layers on top of them were not measured"
