@@ -69,8 +69,8 @@ def cost_lines(scale: Scale, seals: Iterable[str]) -> list[str]:
     shown = [100 * detectable_difference(share, first.due) for share in DISCORDANT]
     lines.append(
         f"  what two rows can show: differences from {shown[0]:.1f} points on, where {DISCORDANT[0]:.0%} of "
-        f"the tasks are resolved by one of them alone, and from {shown[1]:.1f}, where {DISCORDANT[1]:.0%} are "
-        "(in about 80% of repeats)"
+        f"the tasks are resolved by one of them alone, and from {shown[1]:.1f}, where {DISCORDANT[1]:.0%} "
+        "are (in about 80% of repeats)"
     )
     lines.append(
         f"  disk: {IMAGES_GB} GB for images, which swebench's documentation asks for, once; the agent "
