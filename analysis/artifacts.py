@@ -26,7 +26,7 @@ ClaimTest = Literal[
     "reward_after_switch",
     "staleness",
     "idle_share",
-    "not_at_this_scale",
+    "swe_bench",
 ]
 
 
@@ -52,7 +52,7 @@ class TableRow(_Block):
 class Table(_Block):
     """`columns`: every difficulty band and all tasks, or all tasks and the hardest band.
 
-    `evaluated`: at scales with mathematics benchmarks, columns and values are of their evaluations.
+    `evaluated`: at scales with the table's benchmarks, columns and values are of their evaluations.
     """
 
     title: str

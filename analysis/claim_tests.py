@@ -21,6 +21,14 @@ from analysis.statistics import (
     crossed_bootstrap,
     student_t,
 )
+from analysis.swe_evaluations import (
+    MCNEMAR,
+    OFFICIAL_BACKEND,
+    NotComparable,
+    difference,
+    load_swe,
+    read_named,
+)
 
 POINTS = "points"
 FACTORS = {POINTS: 100.0}
@@ -28,7 +36,10 @@ FACTORS = {POINTS: 100.0}
 
 @dataclass(frozen=True)
 class Effect:
-    """`rule_upheld` and `rule_broken`: what the collapse rule adds to an interval above or below 0."""
+    """`rule_upheld` and `rule_broken`: what the collapse rule adds to an interval above or below 0.
+
+    `sources`: folders below the logs that it comes from, where these are not the runs of `seeds`.
+    """
 
     test: str
     interval: Interval
@@ -37,6 +48,7 @@ class Effect:
     detail: str = ""
     rule_upheld: bool = True
     rule_broken: bool = True
+    sources: tuple[str, ...] = ()
 
 
 def score(logs: Logs, claim: Claim) -> Effect | None:
@@ -194,6 +206,35 @@ def idle_share(logs: Logs, claim: Claim) -> Effect | None:
     )
 
 
+def swe_bench(logs: Logs, claim: Claim) -> Effect | None:
+    """Share of SWE-Bench Verified that the first row resolves minus the second's, paired by task."""
+    evaluations = load_swe(logs)
+    first, second = (read_named(logs, evaluations, row) for row in claim.rows)
+    try:
+        compared = difference(first, second)
+    except NotComparable:
+        return None
+    if compared is None:
+        return None
+    tests = "exact McNemar p" if compared.interval.method == MCNEMAR else "p"
+    errors = f"{100 * compared.se_paired:.2f} points paired, {100 * compared.se_unpaired:.2f} unpaired"
+    details = [
+        f"standard error {errors}",
+        f"tasks that one alone resolves: {compared.only_first} + {compared.only_second}",
+        f"{tests} {compared.p:.2g}",
+        *(f"{row.row}: {row.status.note}" for row in (first, second) if row.status.note),
+        *(f"graded over {backend}" for backend in first.backends if backend != OFFICIAL_BACKEND),
+    ]
+    used = [one for row in (first, second) for one in row.complete if one.spec["seed"] in compared.seeds]
+    return Effect(
+        f"resolved tasks: {first.row} - {second.row}, paired by task",
+        compared.interval,
+        compared.seeds,
+        detail="; ".join(details),
+        sources=tuple(one.path.relative_to(logs.folder).as_posix() for one in used),
+    )
+
+
 def collapse_count(runs: Sequence[Run]) -> str:
     """How many of `runs`, all of one row, collapsed, with the exact interval of that share."""
     if not runs:
@@ -219,7 +260,7 @@ TESTS: dict[str, Callable[[Logs, Claim], Effect | None]] = {
     "reward_after_switch": reward_after_switch,
     "staleness": staleness,
     "idle_share": idle_share,
-    "not_at_this_scale": lambda logs, claim: None,
+    "swe_bench": swe_bench,
 }
 
 

@@ -20,6 +20,7 @@ from analysis.load import Logs, load_logs
 from analysis.render import EMPTY, Sheet, write_sheet
 from analysis.rows import row_status
 from analysis.statistics import FEWEST_SEEDS, NO_INTERVAL, RESAMPLES
+from analysis.swe_evaluations import load_swe, read_named
 
 COLUMNS = (
     "claim",
@@ -39,6 +40,7 @@ COLUMNS = (
     "runs",
 )
 NOT_RUN = "not run"
+NOT_MEASURED = "not measured"
 NUMBER_WORDS = {1: "one seed", 2: "two seeds"}
 
 
@@ -74,7 +76,7 @@ def judge(logs: Logs, claim: Claim) -> dict[str, object]:
         "verdict": NOT_RUN,
     }
     if effect is None:
-        return line | {"detail": _why_not_run(logs, claim)}
+        return line | _absent(logs, claim)
     interval, factor = effect.interval, FACTORS.get(effect.unit, 1.0)
     decided = verdict(effect)
     return line | {
@@ -88,7 +90,9 @@ def judge(logs: Logs, claim: Claim) -> dict[str, object]:
         "detectable": factor * interval.detectable if "inconclusive" in decided else np.nan,
         "verdict": decided,
         "detail": effect.detail,
-        "runs": " ".join(f"runs/{row}/seed{seed}" for row in claim.rows for seed in effect.seeds),
+        "runs": " ".join(
+            effect.sources or [f"runs/{row}/seed{seed}" for row in claim.rows for seed in effect.seeds]
+        ),
     }
 
 
@@ -122,13 +126,15 @@ def layout(claims: pd.DataFrame, logs: Logs, command: str) -> Sheet:
         ]
         for line in claims.to_dict("records")
     ]
+    measured = claims.loc[(claims["claim"] == "C15"), "effect"].notna().any()
+    software = "C15 stands on all 500 tasks of SWE-Bench Verified. " if measured else ""
     footer = (
         f"Scale {logs.scale}. Effects are signed so that the paper's direction is positive. Variance shown: "
         f"seeds and problems (crossed bootstrap, {RESAMPLES:,} resamples, {_problem_count(logs)} held-out "
         "problems), or seeds (Student's t) for quantities of a whole run, with n in the column of seeds; "
         "below 3 seeds problems only. An inconclusive effect is followed by "
         "the smallest one that the design would have shown in 80% of repeats. Not corrected for the number "
-        f"of claims. Rules: docs/statistics.md. Regenerate: `{command}`"
+        f"of claims. {software}Rules: docs/statistics.md. Regenerate: `{command}`"
     )
     return Sheet(
         f"Claims of the paper at scale {logs.scale}", header, rows, [*beside_claims(logs.imported), footer]
@@ -165,9 +171,20 @@ def _verdict_text(line: dict[Hashable, Any]) -> str:
     return f"{line['verdict']}; could have shown {_number(line['detectable'], line['unit'])}{unit}"
 
 
+def _absent(logs: Logs, claim: Claim) -> dict[str, object]:
+    """Verdict and detail of a claim whose test has nothing to stand on."""
+    if claim.test != "swe_bench":
+        return {"detail": _why_not_run(logs, claim)}
+    evaluations = load_swe(logs)
+    if evaluations.is_empty:
+        return {"detail": "not run at this scale"}
+    rows = [read_named(logs, evaluations, row) for row in claim.rows]
+    missing = [f"{row.row}: {row.status.note}" for row in rows if not row.complete]
+    said = "; ".join(missing) or "the rows share no evaluated seed, tasks, limits or grader"
+    return {"verdict": NOT_MEASURED, "detail": said}
+
+
 def _why_not_run(logs: Logs, claim: Claim) -> str:
-    if claim.test == "not_at_this_scale":
-        return "not run at this scale"
     missing = [row for row in claim.rows if not logs.finished(row)]
     if not missing:
         return "the rows share no finished seed with a value"

@@ -14,6 +14,7 @@ import pandas as pd
 
 from analysis.artifacts import load_artifacts, row_label
 from analysis.command import artifact_parser, pick_artifacts, regenerate_command, run_command
+from analysis.evaluation_table import EVALUATION
 from analysis.layout import difference_text
 from analysis.load import Logs, Run, load_logs
 from analysis.render import EMPTY, Sheet, write_sheet
@@ -25,6 +26,8 @@ from analysis.statistics import (
     interquartile_mean,
     p_value,
 )
+from analysis.swe_evaluations import is_software, load_swe
+from analysis.swe_table import build_swe_table
 from analysis.table_data import REFERENCE_ROW
 
 COLUMNS = (
@@ -55,6 +58,10 @@ FOOTER = (
     "the error at which that interval would just touch 0; with fewer than 3 seeds both are over problems "
     "alone. p, Holm: corrected for the comparisons of the same table."
 )
+SOFTWARE_FOOTER = (
+    " Table 2: shares of 500 tasks resolved, compared with its own row of SAO; one pair of runs has the "
+    "exact McNemar test."
+)
 
 
 def build_comparisons(logs: Logs, names: list[str]) -> pd.DataFrame:
@@ -76,18 +83,34 @@ def lay_out(data: pd.DataFrame, logs: Logs, command: str) -> Sheet:
     header = ["table", "row", "seeds", "score (%)", "standard error", "interquartile mean (%)"]
     header += ["difference to sao", "p", "p, Holm", "comparisons", "notes"]
     rows = [_cells(line) for line in data.to_dict("records")]
-    footer = f"Scale {logs.scale}. {FOOTER} Regenerate: `{command}`"
+    tables = load_artifacts().tables
+    software = any(is_software(tables[name]) for name in set(data["table"]))
+    footer = f"Scale {logs.scale}. {FOOTER}{SOFTWARE_FOOTER if software else ''} Regenerate: `{command}`"
     return Sheet(f"Comparisons with {REFERENCE_ROW} at scale {logs.scale}", header, rows, [footer])
 
 
 def _table_lines(logs: Logs, name: str) -> list[dict[str, Any]]:
-    rows = load_artifacts().tables[name].run_rows
+    table = load_artifacts().tables[name]
+    if is_software(table):
+        return _software_lines(logs, name)
+    rows = table.run_rows
     ordered = sorted(rows, key=lambda row: row != REFERENCE_ROW)
     lines = [_line(logs, name, row) for row in ordered]
     compared = [line for line in lines if not np.isnan(line["p"])]
     for line, adjusted in zip(compared, holm([line["p"] for line in compared]), strict=True):
         line |= {"p_holm": float(adjusted), "comparisons": len(compared)}
     return lines
+
+
+def _software_lines(logs: Logs, name: str) -> list[dict[str, Any]]:
+    """Table 2's comparisons, which are with its own row of SAO; none at a scale without SWE-Bench."""
+    evaluations = load_swe(logs)
+    if evaluations.is_empty:
+        return []
+    data = build_swe_table(logs, evaluations, name)
+    ours = data[data["measure"] == EVALUATION].rename(columns={"value": "score"})
+    lines = ours.reindex(columns=list(COLUMNS)).to_dict("records")
+    return [{str(name): value for name, value in line.items()} for line in lines]
 
 
 def _line(logs: Logs, name: str, row: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import textwrap
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,18 @@ ROW_STYLES = {
     "sao_no_dis": 5,
     "grpo_sync": 7,
     "warm_start": 7,
+    "sao_swe": 0,
+    "grpo_dis_swe": 1,
+    "base_swe": 7,
 }
+# Styles of writing have colours that no row has.
+WRITING_STYLES: tuple[tuple[str, Any, str], ...] = (
+    ("#999933", "-", "o"),
+    ("#332288", "--", "s"),
+    ("#44AA99", "-.", "^"),
+    ("#882255", ":", "D"),
+    ("#555555", (0, (5, 1, 1, 1, 1, 1)), "v"),
+)
 BENCHMARK_STYLES = (("#333333", ""), ("#777777", "//"), ("#AAAAAA", ".."), ("#CCCCCC", "xx"))
 IMPORTED_STYLES = (
     ("#E69F00", (0, (1, 1)), "P"),
@@ -51,6 +63,8 @@ IMPORTED_STYLES = (
     ("#7F7F7F", (0, (3, 1, 1, 1)), "h"),
 )
 PANEL_WIDTH, PANEL_HEIGHT = 4.4, 3.9
+LONGEST_END_LABEL = 12  # characters that fit beside a single panel
+END_LABEL_ROOM = 0.08  # of the axis, between the last points of two curves
 MARKERS_A_LINE = 8
 CAPTION_CHARACTERS_AN_INCH = 19
 
@@ -128,6 +142,48 @@ def mark_switch(axes: Axes, x: float) -> None:
     axes.axvline(x, color="#555555", linewidth=0.8, linestyle=(0, (2, 3)))
 
 
+def shade_phases(axes: Axes, edges: Sequence[float], names: Sequence[str]) -> None:
+    """Every second phase between `edges` shaded, and above each what it rewards."""
+    left, right = axes.get_xlim()
+    for number, ((low, high), name) in enumerate(zip(pairwise(edges), names, strict=True)):
+        if number % 2:
+            axes.axvspan(low, high, color="#555555", alpha=0.12, linewidth=0)
+        axes.text(
+            (max(low, left) + min(high, right)) / 2,
+            1.015,
+            name if number else f"rewarded: {name}",
+            transform=axes.get_xaxis_transform(),
+            ha="center",
+            va="bottom",
+            fontsize=7,
+            color="#444444",
+        )
+
+
+def label_ends(axes: Axes, curves: Sequence[Curve]) -> bool:
+    """Name each curve at its last point, not in the legend; False, and no change, where they do not fit."""
+    low, high = axes.get_ylim()
+    ends = sorted(float(curve.mean[-1]) for curve in curves)
+    close = any(above - below < END_LABEL_ROOM * (high - low) for below, above in pairwise(ends))
+    if close or any(len(curve.label) > LONGEST_END_LABEL for curve in curves):
+        return False
+    lines = {str(line.get_label()): line for line in axes.get_lines()}
+    for curve in curves:
+        line = lines[f"{curve.label} ({_seeds(curve.seeds)})"]
+        axes.annotate(
+            f"{curve.label}\n{_seeds(curve.seeds)}",
+            (curve.x[-1], curve.mean[-1]),
+            xytext=(7, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8,
+            color=line.get_color(),
+            annotation_clip=False,
+        )
+        line.set_label("_named at its end")
+    return True
+
+
 def finish_panel(
     axes: Axes,
     title: str,
@@ -136,9 +192,10 @@ def finish_panel(
     limits: tuple[float | None, float | None],
     whole_numbers: bool | None,
     empty: bool,
+    title_pad: float = 6.0,
 ) -> None:
     """Titles, limits and legend; `whole_numbers` asks for numbers along x, None keeps the panel's own."""
-    axes.set_title(title, fontsize=10, loc="left")
+    axes.set_title(title, fontsize=10, loc="left", pad=title_pad)
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
     axes.set_ylim(*limits)

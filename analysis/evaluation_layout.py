@@ -6,6 +6,7 @@ import pandas as pd
 
 from analysis.artifacts import Table, load_artifacts
 from analysis.evaluation_table import EVALUATION, benchmark_names
+from analysis.imported import KIND as IMPORTED
 from analysis.layout import (
     chance_text,
     difference_text,
@@ -15,6 +16,7 @@ from analysis.layout import (
     tests_text,
     value_text,
     variance_text,
+    with_imported,
 )
 from analysis.load import Logs
 from analysis.render import EMPTY, Sheet
@@ -35,18 +37,19 @@ def lay_out_evaluations(data: pd.DataFrame, logs: Logs, name: str, command: str)
     table = load_artifacts().tables[name]
     footnotes: dict[str, str] = {}
     rows = []
-    for row in dict.fromkeys(data["row"]):
+    for row in dict.fromkeys(data.loc[data["kind"] != IMPORTED, "row"]):
         lines = data[data["row"] == row]
         cells = [row_name(lines, row)]
         for published in table.benchmarks:
             ours = find_line(lines, EVALUATION, published)
             cells += [paper_cell(lines, published, footnotes), *_our_cells(ours)]
         rows.append([*cells, _samples_cell(lines, table), _notes_cell(lines)])
+    header, rows = with_imported(data, _header(data, table), rows, last=2)  # seeds and notes
     footer = [f"[{mark}] {note}." for note, mark in footnotes.items()]
     footer += [GENERATED] if SYNTHETIC in set(data["data"]) else []
     footer += [_measured(data, table), _how_made(data, logs, command)]
     title = f"{table.place}: {table.title}" if table.place else table.title
-    return Sheet(title, _header(data, table), rows, footer)
+    return Sheet(title, header, rows, footer)
 
 
 def _header(data: pd.DataFrame, table: Table) -> list[str]:

@@ -8,6 +8,7 @@ import pandas as pd
 
 from analysis.artifacts import Table, TableRow, load_artifacts, row_label
 from analysis.evaluations import Cell, Evaluations, read_cell
+from analysis.imported import imported_lines
 from analysis.load import Logs, Outcomes
 from analysis.statistics import accuracy_interval
 from analysis.table_data import (
@@ -47,7 +48,7 @@ def build_evaluation_table(
 ) -> pd.DataFrame:
     """One line a row, measure and benchmark with `EVALUATION_COLUMNS`; values and bounds in percent.
 
-    `only` names the one row to build.
+    `only` names the one row to build. Imported rows come last, as `row@scale`, and enter no difference.
     """
     table = load_artifacts().tables[name]
     lines = []
@@ -58,6 +59,7 @@ def build_evaluation_table(
             lines += [_empty() | shared | line for line in paper_lines(name, table, row) + ours]
     if only is None:
         correct_for_comparisons(lines)
+    lines += [_empty() | {"table": name} | line for line in imported_lines(logs.imported, table, only)]
     return pd.DataFrame(lines, columns=list(EVALUATION_COLUMNS))
 
 

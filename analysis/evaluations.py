@@ -1,6 +1,6 @@
 """Evaluations of a results folder on mathematics benchmarks, as outcomes by seed and problem."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,6 +93,8 @@ def load_evaluations(logs: Logs) -> Evaluations | None:
         found = find_evaluations(logs.folder / "evaluations")
     except StoreError as error:
         raise AnalysisError(str(error)) from error
+    for one in found:
+        check_scale(logs, one.path, one.spec)
     return Evaluations(tuple(found), due, last_step)
 
 
@@ -105,7 +107,7 @@ def read_cell(logs: Logs, evaluations: Evaluations, row: TableRow, benchmark: st
     absent = _absence(evaluations, benchmark, step, [one.spec["step"] for one in all_steps])
     reasons = {}
     for seed in seeds:
-        training = _training(logs, row.row, seed) if trained and absent != NOT_AT_THIS_SCALE else ""
+        training = training_shortfall(logs, row.row, seed) if trained and absent != NOT_AT_THIS_SCALE else ""
         if reason := training or _shortfall(there.get(seed), absent):
             reasons[seed] = reason
     complete = tuple(there[seed] for seed in seeds if seed not in reasons)
@@ -129,7 +131,16 @@ def _trained_seeds(logs: Logs, evaluations: Evaluations, row: str, step: int | N
     return {*logs.planned_seeds, *logs.runs.get(row, {}), *evaluated}
 
 
-def _training(logs: Logs, row: str, seed: int) -> str:
+def check_scale(logs: Logs, path: Path, spec: Mapping[str, Any]) -> None:
+    """Raise AnalysisError for an evaluation of another scale than the folder's."""
+    if spec.get("scale", logs.scale) != logs.scale:
+        raise AnalysisError(
+            f"{path / 'spec.json'}: is of scale {spec['scale']}, in a folder of scale {logs.scale}; move it "
+            "to where it belongs"
+        )
+
+
+def training_shortfall(logs: Logs, row: str, seed: int) -> str:
     """Why the run that an evaluation would be of does not count; empty where it does, or is not here."""
     run = logs.runs.get(row, {}).get(seed)
     if run is None or run.finished:

@@ -34,6 +34,9 @@ from analysis.recovery import build_recovery, first_phase_sentences, switching_r
 from analysis.recovery import lay_out as lay_out_recovery
 from analysis.render import write_sheet
 from analysis.rows import row_status
+from sao.environments.style import PHASES
+
+PLAIN_PAD, PHASED_PAD = 6.0, 16.0  # of a panel's title, in points
 
 
 @dataclass(frozen=True)
@@ -72,12 +75,23 @@ def compose_figure(logs: Logs, name: str, axis: XAxis, command: str) -> Composed
             label, whole_numbers = PANEL_X_LABELS[panel.quantity], None
         else:
             curves = _draw_panel(logs, panel, place, axis)
+            if len(figure.panels) == 1 and curves:
+                place.set_ylim(*panel.y_limits)
+                drawing.label_ends(place, curves)
             remarks += _remarks(panel, curves)
             data = pd.concat([curve.frame() for curve in curves]) if curves else pd.DataFrame()
             label, whole_numbers = X_LABELS[axis], axis == "updates"
-        if figure.mark_switches and axis == "updates":
-            _draw_switches(logs, panel, place)
-        drawing.finish_panel(place, title, label, panel.y_label, panel.y_limits, whole_numbers, data.empty)
+        phased = figure.mark_switches and axis == "updates" and _draw_phases(logs, panel, place)
+        drawing.finish_panel(
+            place,
+            title,
+            label,
+            panel.y_label,
+            panel.y_limits,
+            whole_numbers,
+            data.empty,
+            PHASED_PAD if phased else PLAIN_PAD,
+        )
         frames.append(data.assign(panel=panel.name))
     remarks += [figure.remark] if figure.remark else []
     if figure.mark_switches:
@@ -109,7 +123,8 @@ def _draw_panel(logs: Logs, panel: Panel, axes: Axes, axis: XAxis) -> list[Curve
             continue
         drawn = _curves(runs, panel, series, axis)
         for offset, curve in enumerate(drawn):
-            drawing.draw_curve(axes, curve, _style(panel, series, position, offset))
+            styles = drawing.WRITING_STYLES if panel.quantity == "style_shares" else drawing.STYLES
+            drawing.draw_curve(axes, curve, _style(panel, series, position, offset), styles)
         curves += drawn
     beside = imported_curves(logs.imported, panel, axis)
     for offset, curve in enumerate(beside):
@@ -146,14 +161,21 @@ def _draw_collapses(logs: Logs, panel: Panel, axes: Axes, axis: XAxis) -> None:
     positions = [run.collapse.position for run in collapsed if run.collapse]
     x = [curve.x[position] for curve, position in zip(curves, positions, strict=True)]
     y = [curve.mean[position] for curve, position in zip(curves, positions, strict=True)]
-    drawing.mark_collapses(axes, x, y, "collapse of a seed")
+    drawing.mark_collapses(axes, x, y, f"collapse of a seed ({len(collapsed)} in all)")
 
 
-def _draw_switches(logs: Logs, panel: Panel, axes: Axes) -> None:
-    """A line at each update where the rewarded style switches."""
+def _draw_phases(logs: Logs, panel: Panel, axes: Axes) -> bool:
+    """A line at each update where the rewarded style switches, and its name above; whether there are any."""
     runs = [run for series in panel.series for run in logs.finished(series.row)]
-    for share in runs[0].record.config["task"]["switch_points"] if runs else ():
-        drawing.mark_switch(axes, share * runs[0].updates)
+    if not runs:
+        return False
+    task = runs[0].record.config["task"]
+    switches = [share * runs[0].updates for share in task["switch_points"]]
+    for switch in switches:
+        drawing.mark_switch(axes, switch)
+    rewarded = task.get("rewarded") or [phase.rewarded for phase in PHASES]
+    drawing.shade_phases(axes, [0.0, *switches, float(runs[0].updates)], rewarded)
+    return True
 
 
 def _remarks(panel: Panel, curves: Sequence[Curve]) -> list[str]:
@@ -166,6 +188,8 @@ def _remarks(panel: Panel, curves: Sequence[Curve]) -> list[str]:
             f"Panel {panel.name}: each seed is smoothed by a centred moving {panel.smoothing} of {WINDOW} "
             "updates; points are unsmoothed means over seeds."
         )
+    if panel.quantity == "style_shares":
+        remarks.append("Above the panels stands the style that each phase rewards; the second one is shaded.")
     if panel.mark_collapse:
         remarks.append("A cross marks where a seed collapsed (below 70% of its best so far, for good).")
     columns = {column for series in panel.series for column in series.columns}

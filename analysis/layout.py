@@ -51,7 +51,7 @@ def lay_out(data: pd.DataFrame, logs: Logs, name: str, command: str) -> Sheet:
         cells += [_difference_cell(lines, SCORE), *_statistics_cells(lines)]
         cells += [_value_cell(lines, BEFORE_COLLAPSE, ALL_TASKS)]
         rows.append([*cells, _seeds_cell(lines), _compute_cell(lines), _notes_cell(lines, row.kind)])
-    header, rows = _with_imported(data, header, rows)
+    header, rows = with_imported(data, header, rows, last=3)  # seeds, CPU-minutes and notes
     title = f"{table.place}: {table.title}" if table.place else table.title
     footer = [f"[{mark}] {note}." for note, mark in footnotes.items()]
     footer += [table.remark] if table.remark else []
@@ -63,10 +63,13 @@ def lay_out(data: pd.DataFrame, logs: Logs, name: str, command: str) -> Sheet:
     )
 
 
-def _with_imported(
-    data: pd.DataFrame, header: list[str], rows: list[list[str]]
+def with_imported(
+    data: pd.DataFrame, header: list[str], rows: list[list[str]], last: int
 ) -> tuple[list[str], list[list[str]]]:
-    """The header and rows with a line for each imported row, and columns for its benchmarks."""
+    """The header and rows with a line for each imported row, and columns for its benchmarks.
+
+    These columns stand before the `last` ones, of which the last holds notes.
+    """
     imported = data[data["kind"] == IMPORTED]
     if imported.empty:
         return header, rows
@@ -74,12 +77,13 @@ def _with_imported(
         (benchmark, measure) for benchmark in dict.fromkeys(imported["column"]) for measure in (LAST, SCORE)
     ]
     added = [f"{benchmark}, {measure} (%)" for benchmark, measure in shown]
-    position = len(header) - 3  # before seeds, CPU-minutes and notes
+    position = len(header) - last
     rows = [[*row[:position], *[EMPTY] * len(added), *row[position:]] for row in rows]
     for (row, _), lines in imported.groupby(["row", "label"], sort=False):
         values = [_value_cell(lines, measure, benchmark) for benchmark, measure in shown]
         cells = [row_name(lines, str(row)), *[EMPTY] * (position - 1), *values]
-        rows.append([*cells, str(lines["seeds"].max()), EMPTY, "; ".join(dict.fromkeys(lines["note"]))])
+        ending = [str(lines["seeds"].max()), *[EMPTY] * (last - 2)] if last > 1 else []
+        rows.append([*cells, *ending, "; ".join(dict.fromkeys(lines["note"]))])
     return [*header[:position], *added, *header[position:]], rows
 
 

@@ -1,5 +1,6 @@
 """Logged runs of one scale, as learning curves of outcomes by problem."""
 
+import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -9,16 +10,14 @@ import numpy as np
 import pandas as pd
 import yaml
 
+from analysis.errors import AnalysisError
+from analysis.log_check import check_scales, read_checked
 from analysis.statistics import Collapse, find_collapse
-from sao.runlog import EVALUATION_COLUMNS, RunError, RunRecord, read_run, read_table
+from sao.runlog import EVALUATION_COLUMNS, RunError, RunRecord, read_table
 
 SCALES_FOLDER = Path(__file__).parents[1] / "experiments" / "scales"
 RUN_DATA, EVALUATION_DATA = "runs/*/seed*/metrics.jsonl*", "evaluations/*/seed*/step*/*/spec.json"
 EARLY_SHARE = 0.4
-
-
-class AnalysisError(Exception):
-    """A mistake the user can mend; the message names the file or row and says how."""
 
 
 @dataclass(frozen=True)
@@ -228,17 +227,18 @@ def load_logs(folder: Path, rows: Iterable[str], beside: Iterable[Path] = ()) ->
     except RunError as error:
         raise AnalysisError(str(error)) from error
     records = [record for record in found if record.imported is None]
+    check_scales(records)
     runs: dict[str, dict[int, Run]] = {}
     for record in records:
         start = warm_starts.get(record.config.get("task", {}).get("name", ""))
         runs.setdefault(record.row, {})[record.seed] = _make_run(record, start)
-    scale = records[0].scale if records else folder.resolve().name
+    scale = records[0].scale if records else _scale_of_evaluations(folder)
     return Logs(folder, scale, runs, warm_starts, _planned_seeds(scale), _imported_rows(imported))
 
 
 def _read_rows(folder: Path, rows: list[str]) -> list[RunRecord]:
     paths = [path for row in rows for path in sorted(folder.glob(f"runs/{row}/seed*"))]
-    return [read_run(path, against_grid=True) for path in paths]
+    return [read_checked(path) for path in paths]
 
 
 def _read_imported(folder: Path, rows: list[str]) -> list[RunRecord]:
@@ -287,10 +287,7 @@ def load_run(path: Path) -> Run:
         raise AnalysisError(
             f"{path}: is no run directory, it has no spec.json; name one like results/cpu/runs/sao/seed0"
         )
-    try:
-        record = read_run(path)
-    except RunError as error:
-        raise AnalysisError(str(error)) from error
+    record = read_checked(path, against_grid=False)
     if record.status != "finished":
         raise AnalysisError(
             f"{path}: is not finished ({record.status}: {record.status_detail}); finish it first: python -m "
@@ -340,6 +337,16 @@ def _load_warm_starts(folder: Path) -> dict[str, WarmStart]:
         name = directory.relative_to(folder).as_posix()
         starts[directory.parent.name] = WarmStart(name, outcomes, _bands(evaluations))
     return starts
+
+
+def _scale_of_evaluations(folder: Path) -> str:
+    """The scale that the first evaluation names, or else the folder's name."""
+    spec = next(iter(sorted(folder.glob(EVALUATION_DATA))), None)
+    try:
+        named = json.loads(spec.read_bytes()).get("scale") if spec else None
+    except (ValueError, AttributeError):
+        named = None  # whoever reads the evaluation says what is wrong with it
+    return str(named or folder.resolve().name)
 
 
 def _planned_seeds(scale: str) -> tuple[int, ...]:

@@ -8,8 +8,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from analysis import drawing
-from analysis.artifacts import Panel, Series, load_published, row_label
+from analysis.artifacts import Panel, Series, load_artifacts, load_published, row_label
 from analysis.distributions import ratio_shares, staleness_shares
+from analysis.evaluation_table import EVALUATION
 from analysis.load import Logs
 from analysis.schedules import (
     read_schedule,
@@ -18,8 +19,13 @@ from analysis.schedules import (
     trained_trajectories,
     window,
 )
+from analysis.swe_evaluations import is_software, load_swe
+from analysis.swe_table import build_swe_table
 from analysis.table_data import ALL_TASKS, SCORE, WARM_START, build_table
+from evaluation.math.protocol import BENCHMARKS
+from evaluation.swe.protocol import BENCHMARKS as SWE_BENCHMARKS
 
+TITLES = {str(one.published): one.title for one in (*BENCHMARKS.values(), *SWE_BENCHMARKS.values())}
 GANTT_TICKS, GANTT_SLOTS = 150, 32
 OLDEST_SHOWN = 30  # staleness at the dark end of the Gantt chart's colours
 
@@ -34,6 +40,8 @@ def draw_scores(logs: Logs, panel: Panel, axes: Axes) -> pd.DataFrame:
     shown = data["measure"].isin((SCORE, WARM_START)) & (data["column"] == ALL_TASKS) & data["row"].isin(rows)
     frame = data.loc[shown, ["row", "label", "measure", "value", "low", "high", "seeds", "runs"]]
     frame = frame.set_index("row").reindex([row for row in rows if row in set(frame["row"])]).reset_index()
+    if frame["value"].isna().all():
+        return pd.DataFrame()
     reach = [frame["value"] - frame["low"], frame["high"] - frame["value"]]
     colours = [drawing.row_style(row)[0] for row in frame["row"]]
     axes.bar(frame.index, frame["value"], 0.6, color=colours)
@@ -43,7 +51,7 @@ def draw_scores(logs: Logs, panel: Panel, axes: Axes) -> pd.DataFrame:
 
 
 def draw_published(logs: Logs, panel: Panel, axes: Axes) -> pd.DataFrame:
-    """Bars of the paper's values: one group a row, one bar a benchmark."""
+    """Bars of the paper's values: one group a row, one bar a benchmark; on SWE-Bench ours beside them."""
     published = load_published()
     lines = []
     for series in panel.series:
@@ -51,23 +59,40 @@ def draw_published(logs: Logs, panel: Panel, axes: Axes) -> pd.DataFrame:
         lines.append(chosen[chosen["benchmark"].isin(panel.benchmarks)])
     frame = pd.concat(lines, ignore_index=True)[["row", "label", "benchmark", "value", "note"]]
     rows = list(dict.fromkeys(frame["row"]))
-    width = 0.8 / len(panel.benchmarks)
+    own = _own_shares(logs, panel).reindex(rows)
+    bars = len(panel.benchmarks) + bool(own["value"].notna().any())
+    width = 0.8 / bars
     for offset, benchmark in enumerate(panel.benchmarks):
         values = frame[frame["benchmark"] == benchmark].set_index("row")["value"].reindex(rows)
-        places = np.arange(len(rows)) + (offset - (len(panel.benchmarks) - 1) / 2) * width
+        places = np.arange(len(rows)) + (offset - (bars - 1) / 2) * width
         colour, hatch = drawing.BENCHMARK_STYLES[offset]
         axes.bar(
             places,
             values,
             width,
-            label=benchmark.replace("_", " "),
+            label=TITLES[benchmark] if bars == len(panel.benchmarks) else f"{TITLES[benchmark]}, the paper",
             color=colour,
             hatch=hatch,
             edgecolor="white",
         )
+    if bars > len(panel.benchmarks):
+        places = np.arange(len(rows)) + (bars - 1) / 2 * width
+        reach = [own["value"] - own["low"], own["high"] - own["value"]]
+        axes.bar(places, own["value"], width, color=[drawing.row_style(row)[0] for row in rows], label="ours")
+        axes.errorbar(places, own["value"], reach, fmt="none", color="#222222", capsize=3, linewidth=1)
+        frame = pd.concat([frame, own.dropna(subset="value").reset_index()], ignore_index=True)
     names = frame.drop_duplicates("row").set_index("row")["label"]
     drawing.name_bars(axes, [_short(str(names[row])) for row in rows])
     return frame
+
+
+def _own_shares(logs: Logs, panel: Panel) -> pd.DataFrame:
+    """Our shares on SWE-Bench by row, with intervals; empty for other tables and where none is complete."""
+    columns = ["label", "benchmark", "value", "low", "high", "runs"]
+    if not is_software(load_artifacts().tables[str(panel.table)]):
+        return pd.DataFrame(columns=columns, dtype=float)
+    data = build_swe_table(logs, load_swe(logs), str(panel.table)).rename(columns={"column": "benchmark"})
+    return data[data["measure"] == EVALUATION].set_index("row")[columns]
 
 
 def draw_gantt(logs: Logs, panel: Panel, axes: Axes) -> pd.DataFrame:

@@ -17,15 +17,21 @@ from analysis.tables import make_table
 
 
 def describe_row(logs: Logs, row: str, command: str) -> str:
-    """Markdown: the row's line in each of its tables, then its runs; AnalysisError where it has none."""
-    if row not in logs.runs:
-        known = ", ".join(sorted(path.name for path in logs.folder.glob("runs/*")))
+    """Markdown: the row's line in each of its tables, then its runs.
+
+    Raises AnalysisError where it has neither a run nor an evaluation.
+    """
+    places = [*logs.folder.glob("runs/*"), *logs.folder.glob("evaluations/*")]
+    if row not in {path.name for path in places}:
+        known = ", ".join(sorted({path.name for path in places}))
         raise AnalysisError(f"--row {row}: no run of it in {logs.folder}; there are: {known}")
     parts = [f"# {row_label(row)} (`{row}`), scale {logs.scale}", ""]
     tables = load_artifacts().tables
     for name in (name for name, table in tables.items() if row in [entry.row for entry in table.rows]):
         _, sheet = make_table(logs, name, command, only=row)
         parts.append("#" + to_markdown(sheet))
+    if row not in logs.runs:
+        return "\n".join(parts)
     status = row_status(logs, row)
     parts.append(f"Finished seeds: {status.seeds}. {status.note}".rstrip() + "\n")
     parts.append("#" + to_markdown(_seeds_sheet(logs.finished(row))))

@@ -17,15 +17,23 @@ from analysis.evaluations import load_evaluations
 from analysis.layout import lay_out
 from analysis.load import Logs, load_logs
 from analysis.render import Sheet, write_sheet
+from analysis.swe_evaluations import is_software, load_swe
+from analysis.swe_layout import lay_out_swe
+from analysis.swe_table import build_swe_table
 from analysis.table_data import REFERENCE_ROW, build_table
 
 
 def make_table(logs: Logs, name: str, command: str, only: str | None = None) -> tuple[pd.DataFrame, Sheet]:
     """Data and sheet of a table, or of its row `only`.
 
-    An evaluated table is made from evaluations on benchmarks where the scale has them.
+    The table of SWE-Bench is made from its evaluations; other evaluated tables are made from those on
+    mathematics benchmarks where the scale has them.
     """
-    evaluations = load_evaluations(logs) if load_artifacts().tables[name].evaluated else None
+    table = load_artifacts().tables[name]
+    if is_software(table):
+        data = build_swe_table(logs, load_swe(logs), name, only)
+        return data, lay_out_swe(data, logs, name, command)
+    evaluations = load_evaluations(logs) if table.evaluated else None
     if evaluations is None:
         data = build_table(logs, name, only)
         return data, lay_out(data, logs, name, command)

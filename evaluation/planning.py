@@ -14,20 +14,24 @@ import yaml
 
 from evaluation.data_files import DataError, read_pins
 from evaluation.math.protocol import BENCHMARKS
+from evaluation.math.store import StoreError
 from evaluation.math.targets import scale_benchmarks, with_evaluations
 from evaluation.swe.contamination import require_checked
+from evaluation.swe.costs import IMAGES_GB, cost_lines
+from evaluation.swe.targets import evaluation_seals
 from evaluation.swe.tasks import TaskError
 from evaluation.training_data import SETS, fetch_command, fetched_file, fetched_rows
 from evaluation.writing.judge import URL_VARIABLE
 from sao.cluster_plan import disk_left
 from sao.config import Scale, load_scale
-from sao.config_tasks import DataTask, JudgedStyles, Scaffolded
+from sao.config_tasks import DataTask, JudgedStyles, Scaffolded, SWETask
 from sao.costs import local_disk_left, plan_table
 from sao.grid import Grid, GridError, open_grid
 from sao.jobs import evaluation_request
 from sao.preflight import Finding, findings
 
 DOCKER_SECONDS = 30
+DOCKER_FOLDER = Path("/var/lib/docker")
 
 
 def evaluation_lines(grid: Grid, scale: Scale) -> list[str]:
@@ -129,11 +133,22 @@ def docker_finding() -> Finding:
     return Finding("Docker", version)
 
 
+def images_finding(results: Path, docker: Path = DOCKER_FOLDER) -> Finding:
+    """Free disk for the images of SWE-Bench, where Docker keeps them, or without Docker in the results."""
+    place = docker if docker.is_dir() else results
+    there = next(folder for folder in (place, *place.absolute().parents) if folder.is_dir())
+    free = shutil.disk_usage(there).free / 1e9
+    mend = "free disk there, or move Docker's data-root" if free < IMAGES_GB else ""
+    return Finding("images", f"{free:,.0f} GB free in {place}, {IMAGES_GB} GB needed for SWE-Bench", mend)
+
+
 def preflight_lines(grid: Grid, scale: Scale) -> list[str]:
     """What was looked for on this machine, one line each, the missing ones last."""
     disk = disk_left(grid) if scale.backend == "openrlhf" else local_disk_left(grid)
     found = findings(scale, Path(grid.results), disk)
     found += data_findings(scale, grid.results) + task_findings(scale)
+    if isinstance(scale.tasks.coding, SWETask):
+        found.append(images_finding(Path(grid.results)))
     missing = sum(finding.missing for finding in found)
     lines = [f"preflight: {missing} of {len(found)} missing on this machine"]
     return lines + [f"  {finding}" for finding in sorted(found, key=lambda finding: finding.missing)]
@@ -145,8 +160,7 @@ def plan_text(grid: Grid) -> str:
     lines = [plan_table(grid)]
     if scale_benchmarks(scale):
         lines += evaluation_lines(with_evaluations(grid), scale)
-    if scale.tasks.coding is not None:
-        lines.append("SWE-Bench: playing and grading 500 tasks is not estimated (docs/swe.md)")
+    lines += cost_lines(scale, evaluation_seals(scale, grid.root, grid.paper_rows(), grid.seeds))
     return "\n".join([*lines, *preflight_lines(grid, scale)])
 
 
@@ -166,6 +180,9 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     except yaml.YAMLError as error:
         print(f"{SETS}: {error}", file=sys.stderr)
+        return 2
+    except StoreError as error:
+        print(error, file=sys.stderr)
         return 2
     return 0
 

@@ -10,17 +10,17 @@ from evaluation.swe.outcomes import INFRASTRUCTURE_ERROR, RESOLVED, TESTS_FAIL, 
 IDS = [f"project__name-{number}" for number in range(500)]
 
 
-def specification(row: str, tasks: list[str] = IDS) -> dict[str, Any]:
+def specification(row: str, seed: int, step: int, scale: str) -> dict[str, Any]:
     return {
         "row": row,
-        "scale": "paper_swe",
-        "seed": 0,
-        "step": 400,
+        "scale": scale,
+        "seed": seed,
+        "step": step,
         "benchmark": "swe_bench_verified",
         "policy": {"model": row},
         "protocol": {"sandbox": "docker", "max_turns": 300, "max_tokens": 131072},
         "data": {"source": "published", "tasks_sha256": "0"},
-        "samples": dict.fromkeys(tasks, 1),
+        "samples": dict.fromkeys(IDS, 1),
     }
 
 
@@ -43,14 +43,18 @@ def evaluate(
     played: list[str] = IDS,
     backend: str = "docker",
     protocol: dict[str, Any] | None = None,
+    seed: int = 0,
+    step: int = 400,
+    scale: str = "paper_swe",
+    measured: dict[str, float] | None = None,
 ) -> Path:
     """An evaluation as runner and grader leave it; sealed where it is complete."""
-    folder = root / row / "seed0" / "step400" / "swe_bench_verified"
-    spec = specification(row)
+    folder = root / row / f"seed{seed}" / f"step{step}" / "swe_bench_verified"
+    spec = specification(row, seed, step, scale)
     spec["protocol"] |= protocol or {}
     with SampleStore(folder, spec) as store:
         for name in played:
-            store.append(sample(name))
+            store.append(sample(name) | (measured or {}))
         scores = [
             sample(name)
             | {

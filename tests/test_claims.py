@@ -195,7 +195,9 @@ def test_missing_rows_are_not_run_with_the_reason(tmp_path: Path) -> None:
     line = judge(logs_of(tmp_path, "sao", "vapo"), claim("score", "sao", "vapo"))
     assert line["verdict"] == "not run"
     assert "vapo: seed 0: stopped at step 48 of 120" in str(line["detail"])
-    assert judge(logs_of(tmp_path, "sao"), claim("not_at_this_scale", "sao_swe"))["verdict"] == "not run"
+    assert (
+        judge(logs_of(tmp_path, "sao"), claim("swe_bench", "sao_swe", "grpo_dis_swe"))["verdict"] == "not run"
+    )
 
 
 @pytest.mark.parametrize(

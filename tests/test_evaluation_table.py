@@ -389,6 +389,21 @@ def test_a_cut_sample_file_is_an_unfinished_evaluation(folder: Path) -> None:
     assert (line["status"], line["note"]) == ("1 of 2 seeds", "seed 0: 11 of 12 samples")
 
 
+def test_evaluations_of_another_scale_are_refused(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = folder / "evaluations/sao_dis_only/seed0" / f"step{STEP}" / "aime_2025"
+    spec = json.loads((folder / f"evaluations/sao/seed0/step{STEP}/aime_2025/spec.json").read_text())
+    del spec["digest"]
+    arguments = ["--runs", str(folder), "--artifact", "table1", "--out", str(tmp_path / "tables")]
+    for scale, code in (("cpu_math", 0), ("smoke_math", 2)):
+        shutil.rmtree(path, ignore_errors=True)
+        with SampleStore(path, spec | {"row": "sao_dis_only", "scale": scale}):
+            pass
+        assert run_command(lambda: tables.main(arguments)) == code
+    assert "is of scale smoke_math, in a folder of scale cpu_math" in capsys.readouterr().err
+
+
 def test_folder_without_evaluations_or_runs_is_refused(tmp_path: Path) -> None:
     with pytest.raises(AnalysisError, match="no run here has data; train first"):
         load_logs(tmp_path / SCALE, ["sao"])

@@ -1,13 +1,16 @@
 """Figures from made-up runs: the drawn values, captions, formats and repeatability."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
+from swe_scores import evaluate, outcomes
 from synthetic_runs import PROBLEMS, write_run, write_warm_start
 
-from analysis import figures
+from analysis import drawing, figures
 from analysis.artifacts import Panel, Series, load_artifacts
 from analysis.command import run_command
 from analysis.curves import WINDOW, accuracy_curve, metric_curve, style_curves
@@ -137,6 +140,54 @@ def test_collapse_is_marked_at_the_seeds_own_accuracy(
     )
     figures.draw_figure(logs, "figure3", "updates", tmp_path, "command")
     assert marked == [(96, pytest.approx(100 * round(0.2 * PROBLEMS) / PROBLEMS))]
+
+
+def test_phases_are_shaded_and_named(logs: Logs) -> None:
+    composed = figures.compose_figure(logs, "figure5", "updates", "command")
+    styles, _, reward = composed.canvas.axes
+    for axes in (styles, reward):
+        above = [(text.get_text(), text.get_position()[0]) for text in axes.texts][:3]
+        assert [name for name, _ in above] == ["rewarded: cute", "chuunibyou", "classical"]
+        assert above[1][1] == pytest.approx(60), "the middle of the second of three phases of 120 updates"
+        (shade,) = [patch for patch in axes.patches if patch.get_width() == pytest.approx(40)]
+        assert shade.get_x() == pytest.approx(40)
+
+
+def test_no_style_of_writing_has_a_rows_colour() -> None:
+    rows, writing = (
+        {colour for colour, _, _ in styles} for styles in (drawing.STYLES, drawing.WRITING_STYLES)
+    )
+    assert not rows & writing and len(writing) == 5
+
+
+def test_curves_are_named_at_their_ends_where_the_names_fit(logs: Logs) -> None:
+    """SAO ends at about 65%, GRPO at 10%: far apart; the second seed of one row alone leaves no doubt."""
+    axes = figures.compose_figure(logs, "figure3", "updates", "command").canvas.axes[0]
+    assert [text.get_text() for text in axes.texts] == ["SAO\n2 seeds", "GRPO\n1 seed"]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["collapse of a seed (1 in all)"]
+    close = accuracy_curve(logs.finished("sao"), "SAO", "updates")
+    for label in ("GRPO", "a label of more letters"):
+        canvas = Figure()
+        place = canvas.subplots()
+        other = replace(close, label=label, mean=close.mean + (1 if label == "GRPO" else 60))
+        for curve in (close, other):
+            drawing.draw_curve(place, curve, 0)
+        assert not drawing.label_ends(place, [close, other]) and not place.texts
+
+
+def test_figure_1_shows_our_swe_bench_scores_beside_the_papers(tmp_path: Path) -> None:
+    folder = tmp_path / "paper_swe"
+    evaluate(folder / "evaluations", "sao_swe", outcomes(range(149)), step=200)
+    figures.draw_figure(load_logs(folder, ["sao_swe"]), "figure1", "updates", tmp_path, "command")
+    drawn = pd.read_csv(tmp_path / "figure1.csv").query("panel == 'c'")
+    ours = drawn[drawn["runs"].notna()].iloc[0]
+    assert (ours["row"], ours["value"]) == ("sao_swe", pytest.approx(29.8)) and len(drawn) == 4
+    assert ours["low"] == pytest.approx(25.82, abs=0.01)
+    composed = figures.compose_figure(load_logs(folder, ["sao_swe"]), "figure1", "updates", "command")
+    empty, *_, beside = composed.canvas.axes
+    assert [text.get_text() for text in empty.texts] == ["no finished run"]
+    legend = [text.get_text() for text in beside.get_legend().get_texts()]
+    assert legend == ["SWE-Bench Verified, the paper", "ours"]
 
 
 def test_folder_without_data_is_one_clear_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

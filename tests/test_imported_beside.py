@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from foreign_logs import write_events
 from matplotlib.axes import Axes
+from swe_scores import evaluate, outcomes
 from synthetic_runs import write_run, write_warm_start
 
 from analysis import claims, figures, importers, row, tables
@@ -90,6 +91,30 @@ def test_a_table_shows_imported_rows_in_a_line_of_their_own(results: Path, tmp_p
     assert ours[header.index("aime, last step (%)")] == "\N{EN DASH}"
     assert f"--beside {results / 'my_30b'}" in (tmp_path / "table4.md").read_text()
     assert "imported" in (tmp_path / "table4.tex").read_text()
+
+
+@pytest.mark.parametrize(
+    ("scale", "table", "row"), [("cpu_math", "table1", "sao"), ("paper_swe", "table2", "sao_swe")]
+)
+def test_tables_of_evaluations_show_imported_rows_too(
+    results: Path, tmp_path: Path, scale: str, table: str, row: str
+) -> None:
+    """They were left out there without a word."""
+    folder, mine = tmp_path / scale, tmp_path / "my_30b"
+    evaluate(folder / "evaluations", row, outcomes(range(149)), step=200, scale=scale)
+    source = str(results / "log" / "0")
+    words = ["tensorboard", source, "--mapping", "verl", "--row", row, "--scale", "my_30b"]
+    importers.main([*words, "--label", "SAO, 30B", "--results", str(tmp_path)])
+    arguments = ["--runs", str(folder), "--artifact", table, "--out", str(tmp_path)]
+    tables.main([*arguments, "--beside", str(mine)])
+    imported = [line for line in lines_of(tmp_path / f"{table}.csv") if line["kind"] == "imported"]
+    assert {line["row"] for line in imported} == {f"{row}@my_30b"} and len(imported) == 2
+    rows = [
+        line.split(" | ") for line in (tmp_path / f"{table}.md").read_text().splitlines() if " | " in line
+    ]
+    assert all(len(line) == len(rows[0]) for line in rows)
+    assert rows[-1][0].strip("| ") == f"SAO, 30B (imported) (`{row}@my_30b`)"
+    assert rows[-1][rows[0].index("aime, last step (%)")] == "60.0"
 
 
 def test_accuracy_curve_of_imported_runs(results: Path) -> None:

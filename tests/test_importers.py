@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from foreign_logs import write_events, write_summaries
+from foreign_logs import Row, write_events, write_summaries
 from import_commands import OPENRLHF, accuracies, error_of, import_events, mistake, run_import
 from synthetic_runs import write_run
 from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
@@ -56,6 +56,42 @@ def test_openrlhf_values_and_steps(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_first_name_of_a_column_wins(tmp_path: Path) -> None:
     rows = [(1, {"train/rollout/reward_mean": 0.5, "train/reward": 0.25})]
     assert list(import_events(tmp_path, rows, "openrlhf").metrics["reward_mean"]) == [0.5]
+
+
+def test_lengths_that_count_observations_are_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """OpenRLHF's length runs from the first to the last sampled token, whoever wrote those between."""
+    rows = [
+        (1, {"train/reward": 0.5, "train/rollout/response_length_mean": 900.0, "train/response_length": 9.0})
+    ]
+    assert import_events(tmp_path, rows, "openrlhf").metrics["mean_action_tokens"].isna().all()
+    said = "no mapping names them: train/response_length, train/rollout/response_length_mean"
+    assert said in capsys.readouterr().out
+
+
+def test_names_that_the_packages_log(tmp_path: Path) -> None:
+    """OpenRLHF 0.11.2 puts a second eval_ before a data set; verl 0.9.1 may log the trained entropy alone."""
+    rows: list[Row] = [
+        (2, {"train/rollout/reward_mean": 0.5}),
+        (
+            2,
+            {
+                "eval/eval_aime_pass1": 0.5,
+                "eval/eval_aime_pass16": 0.75,
+                "eval/eval_response_length_mean": 3.0,
+            },
+        ),
+    ]
+    assert accuracies(import_events(tmp_path / "openrlhf", rows, "openrlhf")) == [(2, "aime", 0.5)]
+    rows = [
+        (1, {"critic/score/mean": 0.25, "actor/entropy_loss": 0.75, "critic/vf_explained_var": 0.5}),
+        (2, {"critic/score/mean": 0.25, "actor/entropy_loss": 0.5, "critic/vf_explained_var": 0.25}),
+        (2, {"val-core/math-ai/aime25/acc/mean@16": 0.5, "val-core/math-ai/aime25/acc/best@16/mean": 0.75}),
+    ]
+    run = import_events(tmp_path / "verl", rows, "verl")
+    assert list(run.metrics["entropy"]) == [0.75, 0.5] and accuracies(run) == [(2, "math-ai/aime25", 0.5)]
+    assert list(run.metrics["explained_variance_before"]) == [0.5, 0.25]
 
 
 def test_verl_values_and_steps(tmp_path: Path) -> None:

@@ -281,8 +281,8 @@ def test_evaluations_have_a_page_only_where_there_are_any(results: Path, text: s
     assert 'id="evaluations"' not in text
     copy = tmp_path / "cpu"
     shutil.copytree(results, copy)
-    evaluate(copy / "evaluations", "sao_swe", outcomes(range(149)))
-    evaluate(copy / "evaluations", "grpo_dis_swe", outcomes([*range(32, 149), *range(200, 218)]))
+    evaluate(copy / "evaluations", "sao_swe", outcomes(range(149)), scale="cpu")
+    evaluate(copy / "evaluations", "grpo_dis_swe", outcomes([*range(32, 149), *range(200, 218)]), scale="cpu")
 
     def shown() -> list[list[dict[str, str]]]:
         page = evaluation_page(load_logs(copy, ["sao"]), Linker())

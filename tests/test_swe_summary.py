@@ -10,20 +10,15 @@ from scipy.stats import beta
 from swe_scores import IDS, evaluate, outcomes
 
 from evaluation.summary import find_evaluations
+from evaluation.swe.comparisons import comparison_line, comparison_lines, difference_interval
+from evaluation.swe.graded import COMPLETE, find_graded
 from evaluation.swe.outcomes import (
     EMPTY_PATCH,
     INFRASTRUCTURE_ERROR,
     RESOLVED,
     SUSPECT,
 )
-from evaluation.swe.summary import (
-    COMPLETE,
-    comparison_line,
-    comparison_lines,
-    find_graded,
-    main,
-    summary_line,
-)
+from evaluation.swe.summary import main, summary_line
 
 
 @pytest.fixture
@@ -59,6 +54,52 @@ def test_paired_error_at_a_fifth_of_discordant_tasks(tmp_path: Path) -> None:
     line = comparison_line(ours, theirs)
     assert (line["discordant"], line["difference"]) == (20.0, pytest.approx(2.8))
     assert line["se_paired"] == pytest.approx(100 * sqrt((100 - 14**2 / 500) / 500**2))
+
+
+def test_interval_excludes_0_just_where_the_exact_test_says_so() -> None:
+    for one in range(61):
+        for other in range(61 - one):
+            low, high = difference_interval(one, other, 500)
+            tail = sum(comb(one + other, wins) for wins in range(max(one, other), one + other + 1))
+            p = min(1.0, 2 * tail / 2 ** (one + other))
+            assert (low > 0 or high < 0) == (p < 0.05), (one, other)
+            assert low <= (one - other) / 500 <= high
+            assert low == pytest.approx(-difference_interval(other, one, 500)[1])
+
+
+def test_interval_of_the_difference_by_hand() -> None:
+    """Won 32 of 50: the lower end by the exact share's quantile, the upper by the wider normal interval."""
+    low, high = difference_interval(32, 18, 500)
+    assert low == pytest.approx((2 * beta.ppf(0.025, 32, 19) - 1) / 10)
+    assert high == pytest.approx(0.028 + 1.959964 * sqrt(50 - 14**2 / 500) / 500)
+    assert difference_interval(0, 0, 500) == pytest.approx(
+        (-(1 - 0.025 ** (1 / 500)), 1 - 0.025 ** (1 / 500))
+    )
+
+
+def test_comparisons_with_sao_are_corrected_together(tmp_path: Path) -> None:
+    """Of three pairs two are with SAO: the smaller p counts twice, the larger at least as much."""
+    evaluate(tmp_path, "sao_swe", outcomes(range(149)))
+    evaluate(tmp_path, "grpo_dis_swe", outcomes([*range(32, 149), *range(200, 218)]))
+    evaluate(tmp_path, "base_swe", outcomes([*range(50, 149), *range(300, 316)]), step=0)
+    lines = {(line["row"].split()[0], line["other"].split()[0]): line for line in _lines(tmp_path)}
+    base, group = lines["base_swe", "sao_swe"], lines["grpo_dis_swe", "sao_swe"]
+    assert base["p_value"] < group["p_value"]
+    assert base["p_holm"] == pytest.approx(2 * base["p_value"]) and base["comparisons"] == 2
+    assert group["p_holm"] == pytest.approx(group["p_value"])
+    assert pd.isna(lines["base_swe", "grpo_dis_swe"]["p_holm"])
+
+
+def test_other_steps_and_seeds_are_corrected_apart(tmp_path: Path) -> None:
+    for step in (200, 400):
+        evaluate(tmp_path, "sao_swe", outcomes(range(149)), step=step)
+        evaluate(tmp_path, "grpo_dis_swe", outcomes([*range(32, 149), *range(200, 218)]), step=step)
+    found = [line["comparisons"] for line in _lines(tmp_path)]
+    assert sorted(count for count in found if not pd.isna(count)) == [1, 1] and len(found) == 6
+
+
+def _lines(folder: Path) -> list[dict[str, Any]]:
+    return comparison_lines(find_graded(folder))
 
 
 def test_rows_that_resolve_the_same_tasks_do_not_differ(tmp_path: Path) -> None:
@@ -131,7 +172,8 @@ def test_command_writes_scores_beside_the_papers(
     assert len(comparisons) == 3
     printed = capsys.readouterr().out
     assert "29.8 [25.8, 34.0]" in printed
-    assert "| +2.8 | 1.41 | 2.85 | 32 + 18 |" in printed or "| -2.8 | 1.41 | 2.85 | 18 + 32 |" in printed
+    # normal: -2.8 - 1.96 x 1.41; exact: of 50 tasks 18 are won, up to 50.8%, and 2 x .508 - 1 of 10%
+    assert "| -2.8 [-5.6, 0.2] | 1.41 | 2.85 | 18 + 32 |" in printed
     assert "base_swe seed 0 step 400: 400 empty patches; a fault of the run is likely." in printed
 
 

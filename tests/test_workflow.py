@@ -118,6 +118,14 @@ def test_math_makes_table_1_from_evaluations(tmp_path: Path) -> None:
     assert jobs["evaluate_math"] == 2
 
 
+def test_swe_makes_table_2_behind_all_evaluations(tmp_path: Path) -> None:
+    """With an endpoint; without one the tables and claims take what was evaluated already."""
+    given = ("--config", "scale=paper_swe", "endpoint=http://127.0.0.1:1/v1")
+    jobs = dry_run("swe", *given, folder=tmp_path)
+    made = {"evaluate_swe": 3, "grade_swe": 3, "swe_scores": 1, "table": 1, "swe": 1}
+    assert jobs == {"pretrain_values": 1, "train": 2} | made
+
+
 def test_failed_evaluation_is_shown_and_made_when_started_again(project: Project) -> None:
     math = ("math", "--config", "scale=smoke_math")
     code, output = project.run(*math, FAILING_EVALUATION="sft_python")

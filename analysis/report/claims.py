@@ -11,12 +11,13 @@ from matplotlib.figure import Figure
 
 from analysis import drawing
 from analysis.artifacts import Claim, load_artifacts
-from analysis.claims import NOT_RUN, build_claims, layout
+from analysis.claims import NOT_MEASURED, NOT_RUN, build_claims, layout
 from analysis.load import Logs
 from analysis.render import Sheet
 from analysis.report.curves import comparison
 from analysis.report.drawings import inline_svg
 from analysis.report.markup import Cell, Linker, TableView
+from analysis.report.tables import has_rows
 
 # What a claim's page draws beside the intervals, by the claim's test; others show held-out accuracy.
 DRAWN: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -27,7 +28,13 @@ DRAWN: dict[str, tuple[str, tuple[str, ...]]] = {
     "staleness": ("Staleness of the tokens, updates", ("staleness_mean",)),
     "idle_share": ("Idle share of the sampler", ("sampler_idle_share",)),
 }
-VERDICTS = {"reproduced": "yes", "contradicted": "no", "inconclusive": "open", NOT_RUN: "none"}
+VERDICTS = {
+    "reproduced": "yes",
+    "contradicted": "no",
+    "inconclusive": "open",
+    NOT_RUN: "none",
+    NOT_MEASURED: "none",
+}
 
 
 @dataclass(frozen=True)
@@ -142,10 +149,12 @@ def _artifacts(logs: Logs, parts: Sequence[Claim]) -> list[tuple[str, str]]:
     """(id, place) of the tables and figures of this report that the claim's places in the paper name."""
     said = ", ".join(claim.place for claim in parts)
     artifacts = load_artifacts()
-    tables = [(f"table-{name}", table.place, table.run_rows) for name, table in artifacts.tables.items()]
-    figures = [(f"figure-{name}", figure.place, figure.rows) for name, figure in artifacts.figures.items()]
-    return [
-        (identifier, place)
-        for identifier, place, rows in tables + figures
-        if place and place in said and set(rows) & logs.runs.keys()
+    tables = [
+        (f"table-{name}", table.place) for name, table in artifacts.tables.items() if has_rows(logs, table)
     ]
+    figures = [
+        (f"figure-{name}", figure.place)
+        for name, figure in artifacts.figures.items()
+        if set(figure.rows) & logs.runs.keys()
+    ]
+    return [(identifier, place) for identifier, place in tables + figures if place and place in said]

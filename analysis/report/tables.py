@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from analysis.artifacts import PUBLISHED_FILE, load_artifacts
+from analysis.artifacts import PUBLISHED_FILE, Table, load_artifacts
 from analysis.comparisons import build_comparisons
 from analysis.comparisons import lay_out as lay_out_comparisons
 from analysis.load import Logs
@@ -32,7 +32,7 @@ def table_pages(logs: Logs, linker: Linker, command: Callable[..., str]) -> list
     """All tables of the artifacts with a row among the logs, then the comparisons with SAO."""
     pages = []
     for name, table in load_artifacts().tables.items():
-        if not set(table.run_rows) & logs.runs.keys():
+        if not has_rows(logs, table):
             continue
         data, sheet = make_table(logs, name, command("tables", "tables", "--artifact", name))
         shown = linker.frame(data.drop(columns=["table"]), f"{sheet.title}: the data of {name}.csv")
@@ -41,6 +41,12 @@ def table_pages(logs: Logs, linker: Linker, command: Callable[..., str]) -> list
     data = build_comparisons(logs, names)
     sheet = lay_out_comparisons(data, logs, command("comparisons", "tables/comparisons"))
     return [*pages, TablePage("table-comparisons", sheet.title, linker.sheet(sheet))]
+
+
+def has_rows(logs: Logs, table: Table) -> bool:
+    """Whether a row of the table was trained, or evaluated where the table is made from evaluations."""
+    evaluated = {path.name for path in logs.folder.glob("evaluations/*")} if table.evaluated else set()
+    return bool(set(table.run_rows) & logs.runs.keys() or {row.row for row in table.rows} & evaluated)
 
 
 def published_page(linker: Linker) -> TablePage:

@@ -24,6 +24,7 @@ from evaluation.swe.tiny_tasks import build_tiny_tasks
 WORKSPACES = ("docker", "apptainer", "remote", "local")
 TINY = "swe_tiny"
 VERIFIED = "swe_bench_verified"
+CONCURRENCY = 8
 TASKS = "tasks"  # folder below an evaluation's
 
 
@@ -68,7 +69,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--max-tokens", type=count, default=MAX_TOKENS, help="context that the model must have"
     )
     parser.add_argument("--wall-seconds", type=count, default=WALL_SECONDS, help="for a task")
-    parser.add_argument("--concurrency", type=count, default=8, help="tasks under way at once")
+    parser.add_argument("--concurrency", type=count, default=CONCURRENCY, help="tasks under way at once")
     return parser.parse_args(arguments)
 
 

@@ -9,34 +9,24 @@ each with a graded patch, or there is none; the status says what is missing.
 """
 
 import argparse
-import json
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import combinations
-from math import nan, sqrt
+from math import nan
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from scipy.stats import binomtest
 
-from evaluation.math.store import StoreError, read_evaluation
-from evaluation.swe.outcomes import (
-    EMPTY_PATCH,
-    INFRASTRUCTURE_ERROR,
-    MANY_EMPTY_PATCHES,
-    OUTCOMES,
-    RESOLVED,
-    SUSPECT,
-)
+from analysis.statistics import EXACT, clopper_pearson
+from evaluation.math.store import StoreError
+from evaluation.swe.comparisons import COLUMNS as COMPARISON_COLUMNS
+from evaluation.swe.comparisons import REFERENCE_ROW, comparison_lines
+from evaluation.swe.graded import COMPLETE, KEYS, Graded, find_graded
+from evaluation.swe.outcomes import EMPTY_PATCH, MANY_EMPTY_PATCHES, OUTCOMES, RESOLVED, SUSPECT
 from evaluation.swe.protocol import BENCHMARKS
 
-COMPLETE = "complete"
-INTERVAL = "Clopper-Pearson"
 PUBLISHED = Path(__file__).parents[2] / "results" / "published" / "paper.csv"
-KEYS = ("row", "seed", "step", "benchmark")
 ENDINGS = ("finish", "text", "turns", "context", "stuck", "wall_clock")
 COLUMNS: dict[str, str] = {
     "row": "row of the tables",
@@ -63,66 +53,6 @@ COLUMNS: dict[str, str] = {
     "data": "published or synthetic",
     "folder": "where the evaluation lies",
 }
-COMPARISON_COLUMNS: dict[str, str] = {
-    "row": "row, and its seed and step",
-    "other": "row that it is compared with",
-    "benchmark": "name of the benchmark",
-    "tasks": "tasks of both",
-    "difference": "score of row less score of other (points)",
-    "se_paired": "standard error of the difference, tasks drawn anew for both together (points)",
-    "se_unpaired": "the same if the tasks of the two were others (points)",
-    "only_row": "tasks that row alone resolves",
-    "only_other": "tasks that other alone resolves",
-    "discordant": "tasks that one of the two alone resolves (%)",
-    "p_value": "exact McNemar test, two-sided, not corrected for the number of comparisons",
-}
-
-
-@dataclass(frozen=True)
-class Graded:
-    """An evaluation with what is known of its tasks, `scores` by task."""
-
-    path: Path
-    spec: dict[str, Any]
-    scores: dict[str, dict[str, Any]]
-    sealed: bool
-    failure: str
-
-    @property
-    def name(self) -> str:
-        return f"{self.spec['row']} seed {self.spec['seed']} step {self.spec['step']}"
-
-    @property
-    def counts(self) -> Counter[str]:
-        return Counter(score.get("outcome", "") for score in self.scores.values())
-
-    @property
-    def status(self) -> str:
-        """`complete`, or what is missing for a score."""
-        due = BENCHMARKS[self.spec["benchmark"]].problems
-        if len(self.spec["samples"]) != due:
-            return f"{len(self.spec['samples'])} tasks where the benchmark has {due}"
-        if len(self.scores) < due:
-            return f"{len(self.scores)} of {due} tasks played"
-        if ungraded := self.counts[""]:
-            return f"{ungraded} of {due} tasks not graded"
-        if broken := self.counts[INFRASTRUCTURE_ERROR]:
-            return f"{broken} of {due} tasks with an infrastructure error"
-        return COMPLETE if self.sealed else "not sealed"
-
-    @property
-    def resolved(self) -> dict[str, bool]:
-        return {name: score.get("outcome") == RESOLVED for name, score in self.scores.items()}
-
-
-def find_graded(folder: Path) -> list[Graded]:
-    """Evaluations below a folder, by row, seed, step and benchmark; StoreError for a damaged one."""
-    found = [
-        _read(spec.parent)
-        for spec in folder.glob("*/seed*/step*/*/spec.json")
-        if spec.parent.name in BENCHMARKS
-    ]
-    return sorted(found, key=lambda one: [one.spec[name] for name in KEYS])
 
 
 def summary_line(graded: Graded) -> dict[str, Any]:
@@ -149,50 +79,9 @@ def summary_line(graded: Graded) -> dict[str, Any]:
     for name in ("turns", "tool_calls", "action_tokens"):
         line[name] = sum(score[name] for score in scores) / len(scores) if scores else nan
     if graded.status == COMPLETE:
-        low, high = score_interval(counts[RESOLVED], due)
-        line |= {"score": 100 * counts[RESOLVED] / due, "low": 100 * low, "high": 100 * high}
+        share = clopper_pearson(counts[RESOLVED], due)
+        line |= {"score": 100 * counts[RESOLVED] / due, "low": 100 * share.low, "high": 100 * share.high}
     return line
-
-
-def score_interval(resolved: int, tasks: int) -> tuple[float, float]:
-    """The 95% Clopper-Pearson interval of a share of resolved tasks, within [0, 1]."""
-    interval = binomtest(resolved, tasks).proportion_ci(0.95, method="exact")
-    return float(interval.low), float(interval.high)
-
-
-def comparison_line(one: Graded, other: Graded) -> dict[str, Any]:
-    """One line of swe_comparisons.csv, of two complete evaluations of the same tasks."""
-    ours, theirs = one.resolved, other.resolved
-    tasks = len(ours)
-    only_one = sum(ours[name] and not theirs[name] for name in ours)
-    only_other = sum(theirs[name] and not ours[name] for name in ours)
-    discordant = only_one + only_other
-    shares = [sum(resolved.values()) / tasks for resolved in (ours, theirs)]
-    unpaired = sqrt(sum(share * (1 - share) for share in shares) / tasks)
-    paired = sqrt(discordant - (only_one - only_other) ** 2 / tasks) / tasks
-    return {
-        "row": one.name,
-        "other": other.name,
-        "benchmark": one.spec["benchmark"],
-        "tasks": tasks,
-        "difference": 100 * (shares[0] - shares[1]),
-        "se_paired": 100 * paired,
-        "se_unpaired": 100 * unpaired,
-        "only_row": only_one,
-        "only_other": only_other,
-        "discordant": 100 * discordant / tasks,
-        "p_value": float(binomtest(only_one, discordant, 0.5).pvalue) if discordant else 1.0,
-    }
-
-
-def comparison_lines(found: Sequence[Graded]) -> list[dict[str, Any]]:
-    """Lines of all pairs that measure the same: complete, of the same tasks and protocol, graded alike."""
-    complete = [graded for graded in found if graded.status == COMPLETE]
-    return [
-        comparison_line(one, other)
-        for one, other in combinations(complete, 2)
-        if _measured(one) == _measured(other)
-    ]
 
 
 def with_paper(lines: Sequence[dict[str, Any]], published: Path = PUBLISHED) -> list[dict[str, Any]]:
@@ -241,17 +130,19 @@ def score_table(lines: Sequence[dict[str, Any]], comparisons: Sequence[dict[str,
             "paired SE",
             "unpaired SE",
             "discordant",
-            "p (uncorrected)",
+            "p",
+            "p, Holm",
         ]
         body = [
             [
                 line["row"],
                 line["other"],
-                f"{line['difference']:+.1f}",
+                f"{line['difference']:+.1f} [{line['low']:.1f}, {line['high']:.1f}]",
                 f"{line['se_paired']:.2f}",
                 f"{line['se_unpaired']:.2f}",
                 f"{line['only_row']} + {line['only_other']}",
                 f"{line['p_value']:.4f}",
+                "" if pd.isna(line["p_holm"]) else f"{line['p_holm']:.4f} of {line['comparisons']}",
             ]
             for line in comparisons
         ]
@@ -259,15 +150,16 @@ def score_table(lines: Sequence[dict[str, Any]], comparisons: Sequence[dict[str,
             "",
             *_table(header, body),
             "",
-            "Exact McNemar test on the tasks that one of the two resolves; p is not corrected for the "
-            "number of comparisons.",
+            "p: exact McNemar test on the tasks that one of the two alone resolves; the 95% interval "
+            f"excludes 0 just where p is below .05. Holm: corrected for the comparisons with {REFERENCE_ROW} "
+            "of one seed and step, which Table 2 shows; their number stands behind it.",
         ]
     return "\n".join([*parts, ""])
 
 
 def _notes(lines: Sequence[dict[str, Any]]) -> list[str]:
     notes = [
-        f"Resolved tasks of all tasks in %, with the 95% interval ({INTERVAL}). {SUSPECT}: the tests pass, "
+        f"Resolved tasks of all tasks in %, with the 95% interval ({EXACT}). {SUSPECT}: the tests pass, "
         "and patch or log give reason to doubt them; not counted as resolved."
     ]
     if any(line["backend"] == "bubblewrap" for line in lines):
@@ -292,24 +184,6 @@ def _score_cell(line: dict[str, Any]) -> str:
     if pd.isna(line["score"]):
         return str(line["status"])
     return f"{line['score']:.1f} [{line['low']:.1f}, {line['high']:.1f}]"
-
-
-def _measured(graded: Graded) -> Any:
-    spec = graded.spec
-    protocol = {name: value for name, value in spec["protocol"].items() if name != "sandbox"}
-    backends = {score.get("backend") for score in graded.scores.values()}
-    return spec["benchmark"], spec["data"]["tasks_sha256"], protocol, backends, list(spec["samples"])
-
-
-def _read(path: Path) -> Graded:
-    evaluation = read_evaluation(path)
-    scores = {score["problem_id"]: score for score in evaluation.scores}
-    outcomes = path / "grading" / "outcomes.jsonl"
-    if not evaluation.sealed and outcomes.exists():
-        for line in outcomes.read_text().splitlines():
-            score = json.loads(line)
-            scores[score["problem_id"]] = score
-    return Graded(path, evaluation.spec, scores, evaluation.sealed, evaluation.failure)
 
 
 def main(arguments: list[str] | None = None) -> int:

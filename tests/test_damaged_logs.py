@@ -1,0 +1,169 @@
+"""Logs that were changed, cut, repeated or misplaced: one line with file and line, and never a wrong cell."""
+
+import gzip
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from synthetic_runs import write_run
+
+from analysis import compare, tables
+from analysis.command import run_command
+from analysis.load import AnalysisError, load_logs
+
+CURVE = (0.40, 0.45, 0.50, 0.55, 0.60)
+METRICS, EVALUATIONS = "metrics.jsonl", "evaluations.jsonl"
+Lines = list[str]
+
+
+@pytest.fixture(scope="module")
+def _source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("logs") / "cpu"
+    for seed in range(2):
+        write_run(folder, "sao", seed, CURVE)
+    return folder
+
+
+@pytest.fixture
+def folder(_source: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(_source, tmp_path / "cpu")
+
+
+def error_of(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    out = folder.parent / "out"
+    arguments = ["--runs", str(folder), "--artifact", "table4", "--out", str(out)]
+    assert run_command(lambda: tables.main(arguments)) == 2
+    assert not out.exists()
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "Traceback" not in error
+    return error
+
+
+def change(path: Path, edit: Callable[[Lines], Lines], seal: bool) -> None:
+    """Change a table's lines; with `seal` the seal's checksum too, as no command of the suite would."""
+    path.write_text("\n".join(edit(path.read_text().splitlines())) + "\n")
+    if seal:
+        file = path.parent / "seal.json"
+        content = json.loads(file.read_text())
+        text = path.read_bytes()
+        content["files"][path.name] = {"lines": text.count(b"\n"), "sha256": hashlib.sha256(text).hexdigest()}
+        file.write_text(json.dumps(content))
+
+
+def repeat(lines: Lines) -> Lines:
+    return [*lines[:41], lines[40], *lines[41:]]
+
+
+def swap(lines: Lines) -> Lines:
+    return [*lines[:40], lines[41], lines[40], *lines[42:]]
+
+
+def not_a_number(lines: Lines) -> Lines:
+    return [*lines[:40], lines[40].replace('"reward_mean": ', '"reward_mean": NaN, "x": ', 1), *lines[41:]]
+
+
+def text_for_number(lines: Lines) -> Lines:
+    return [*lines[:40], json.dumps(json.loads(lines[40]) | {"reward_mean": "much"}), *lines[41:]]
+
+
+@pytest.mark.parametrize("seal", [False, True])
+@pytest.mark.parametrize(
+    ("name", "edit", "fault"),
+    [
+        (METRICS, repeat, "line 42: repeats line 41"),
+        (EVALUATIONS, repeat, "line 42: repeats line 41"),
+        (METRICS, swap, "line 42: step 30 comes after step 31"),
+        (METRICS, not_a_number, "line 41: not valid JSON"),
+        (METRICS, text_for_number, "line 41: column reward_mean holds 'much', and must be float"),
+    ],
+)
+def test_faults_are_named_by_file_and_line(
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    edit: Callable[[Lines], Lines],
+    fault: str,
+    seal: bool,
+) -> None:
+    path = folder / "runs/sao/seed1" / name
+    change(path, edit, seal)
+    assert f"{path}: {fault}" in error_of(folder, capsys)
+
+
+@pytest.mark.parametrize(
+    ("name", "edit", "said"),
+    [
+        (METRICS, lambda lines: [*lines[:40], *lines[41:]], "lacks step 30"),
+        (METRICS, lambda lines: lines[:-1], "lacks step 119"),
+        (EVALUATIONS, lambda lines: lines[1:], "has 127 problems at step 24 and 128 at step 48"),
+    ],
+)
+def test_a_sealed_run_without_a_line_is_refused(
+    folder: Path, capsys: pytest.CaptureFixture[str], name: str, edit: Callable[[Lines], Lines], said: str
+) -> None:
+    path = folder / "runs/sao/seed1" / name
+    change(path, edit, seal=True)
+    assert f"{path}: {said}" in error_of(folder, capsys)
+
+
+def test_a_published_log_that_ends_within_its_compression(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Cut in the middle of the only member: the message counts the lines that could be read."""
+    path = folder / "runs/sao/seed1" / METRICS
+    whole = path.read_bytes()
+    path.unlink()
+    compressed = gzip.compress(whole, mtime=0)
+    file = path.with_name(f"{METRICS}.gz")
+    file.write_bytes(compressed[: len(compressed) // 2])
+    error = error_of(folder, capsys)
+    number = int(error.split(f"{file}: line ")[1].split(":")[0])
+    assert "ends before the line does" in error and 1 < number < whole.count(b"\n")
+
+
+def test_a_run_in_another_folder_counts_for_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It took the place of the run whose seed it states, silently."""
+    shutil.copytree(folder / "runs/sao/seed0", folder / "runs/sao/seed7")
+    spec = folder / "runs/sao/seed7/spec.json"
+    assert f"{spec}: is of row sao, seed 0, in folder sao/seed7" in error_of(folder, capsys)
+    shutil.move(folder / "runs/sao/seed7", folder / "runs/vapo/seed0")
+    assert "is of row sao, seed 0, in folder vapo/seed0" in error_of(folder, capsys)
+
+
+def test_a_run_of_another_scale_is_refused(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = write_run(tmp_path / "cpu_plain", "sao", 2, CURVE, scale="cpu_plain")
+    shutil.copytree(other, folder / "runs/sao/seed2")
+    spec = folder / "runs/sao/seed2/spec.json"
+    assert f"{spec}: is of scale cpu_plain, {folder / 'runs/sao/seed0'} of scale cpu" in error_of(
+        folder, capsys
+    )
+
+
+def test_a_seal_without_checksums_is_none(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    seal = folder / "runs/sao/seed1/seal.json"
+    seal.write_text(json.dumps({"digest": json.loads(seal.read_text())["digest"], "status": "finished"}))
+    assert f"{seal}: names no checksum of evaluations.jsonl, metrics.jsonl" in error_of(folder, capsys)
+
+
+def test_a_run_under_way_with_a_damaged_line_is_one_line(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_run(folder, "vapo", 0, CURVE[:2], finished=False) / METRICS
+    change(path, text_for_number, seal=False)
+    assert f"{path}: line 41: column reward_mean holds 'much'" in error_of(folder, capsys)
+
+
+def test_the_comparison_of_two_runs_checks_them_too(folder: Path) -> None:
+    change(folder / "runs/sao/seed1" / METRICS, repeat, seal=True)
+    runs = [str(folder / f"runs/sao/seed{seed}") for seed in range(2)]
+    with pytest.raises(AnalysisError, match="line 42: repeats line 41"):
+        compare.main(runs)
+
+
+def test_whole_logs_are_read(folder: Path) -> None:
+    assert [run.seed for run in load_logs(folder, ["sao"]).finished("sao")] == [0, 1]
