@@ -19,9 +19,9 @@ from sao.environments.base import EnvironmentFailure, Instance
 from sao.local.model import build_policy
 from sao.local.trainer import Trainer
 from sao.local.wall_clock import Collector, ServedPolicy
-from sao.openrlhf.stream import Request
 from sao.streaming import SchedulingError, Taken
 from sao.trajectory import Batch, Trajectory
+from sao.wall_clock_stream import Request
 
 INSTANCES = [Instance(f"{number:016x}", None, (number,)) for number in range(4)]
 VOCABULARY, PROMPT = 24, [2, 3, 5]

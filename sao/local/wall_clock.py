@@ -21,9 +21,9 @@ from sao.environments.base import EnvironmentFailure, Instance
 from sao.local.batching import BatchedEngine
 from sao.local.decode import DecodeEngine
 from sao.local.serve import Server
-from sao.openrlhf.stream import Request, Stream
 from sao.streaming import Taken
 from sao.trajectory import Trajectory
+from sao.wall_clock_stream import Request, Stream
 
 Rollout = Callable[[Request], tuple[Trajectory, int]]
 """Runs one attempt; returns it and the milliseconds to its last token. Blocks; raises EnvironmentFailure."""

@@ -15,9 +15,9 @@ from sao.environments.swe import SWEEnvironment
 from sao.local.attempts import MODEL_NAME, sample_attempts
 from sao.local.run import LocalRun
 from sao.local.wall_clock import Collector, ServedPolicy
-from sao.openrlhf.stream import Request
 from sao.step_log import HeldOut, held_out_lines
 from sao.trajectory import Trajectory
+from sao.wall_clock_stream import Request
 
 
 class TimedEngine:

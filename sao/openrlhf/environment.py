@@ -35,8 +35,8 @@ from sao.environments.base import (
 )
 from sao.environments.swe import SWEEnvironment
 from sao.openrlhf.engine import Action, SamplingError, check_sampling
-from sao.openrlhf.stream import milliseconds
 from sao.trajectory import Status, Trajectory
+from sao.wall_clock_stream import milliseconds
 
 TIME_LIMIT_SECONDS = 600.0  # for the start or one step of an episode
 SHORT_ACTION = 64  # tokens

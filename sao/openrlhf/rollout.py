@@ -10,7 +10,7 @@ speaks to it in this order:
                                              after the engines got the weights of `version` (`loaded`), or did
                                              not: critic-only steps and steps between two syncs
 
-`taken` is a `sao.openrlhf.stream.StreamedBatch`. It carries
+`taken` is a `sao.wall_clock_stream.StreamedBatch`. It carries
 
     trajectories     list of `sao.trajectory.Trajectory`, in the order of training: groups shuffled, the
                      members of a group contiguous. Token ids, action spans, rollout log-probs (NaN off the
@@ -48,8 +48,8 @@ from sao.environments import make_environment
 from sao.environments.base import Environment, Instance
 from sao.openrlhf.engine import sampling_parameters
 from sao.openrlhf.environment import Answer, Ask
-from sao.openrlhf.stream import Request, Stream, StreamedBatch
 from sao.step_log import HeldOut
+from sao.wall_clock_stream import Request, Stream, StreamedBatch
 
 EVALUATION_ATTEMPTS = 3  # of a held-out problem whose environment breaks
 

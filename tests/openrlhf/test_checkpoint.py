@@ -14,7 +14,7 @@ from sao.advantages import RunningMean
 from sao.environments import make_environment
 from sao.openrlhf import checkpoint
 from sao.openrlhf.checkpoint import disk_errors, load_controller, save_controller
-from sao.openrlhf.stream import Stream
+from sao.wall_clock_stream import Stream
 
 
 @pytest.fixture

@@ -14,11 +14,11 @@ import pytest
 from local_engine import ToyEnvironment, run_config, trajectory
 
 from sao.config import RunConfig
-from sao.openrlhf.stream import Request, Stream, StreamedBatch
 from sao.runlog import DROPPED_COLUMNS, SCHEDULE_COLUMNS
 from sao.runlog_schema import checked_record
 from sao.streaming import PromptOrder, SchedulingError, dropped_lines, schedule_lines
 from sao.trajectory import Trajectory
+from sao.wall_clock_stream import Request, Stream, StreamedBatch
 
 BATCH, SLOTS = 16, 32
 
