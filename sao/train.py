@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from sao import config
-from sao.config_tasks import MathTask, WritingTask
+from sao.config_tasks import MathTask, SWETask, WritingTask
 from sao.openrlhf import InstallationError
 from sao.prepare import require_preparations
 from sao.runlog import RunDirectory, RunError, RunFailure
@@ -93,6 +93,11 @@ def check_environment(run: config.RunConfig, results: str) -> None:
 
 def training_data(run: config.RunConfig, results: str) -> dict[str, str] | None:
     """Name and digest of the fetched rows that a run trains on; None for tasks without any."""
+    if isinstance(run.task, SWETask):
+        from evaluation.swe.contamination import file_digest
+        from evaluation.training_data import fetched_file
+
+        return {"set": run.task.data, "file_sha256": file_digest(fetched_file(run.task.data, results))}
     if not isinstance(run.task, MathTask | WritingTask):
         return None
     from evaluation.training_data import checksum, fetched_rows

@@ -178,6 +178,9 @@ def test_tasks_of_a_data_set_must_be_there_and_compared_with_the_benchmark(
     assert len(environment.instances("held_out")) == 2
     assert len(environment.vocabulary) == model.vocabulary_size
     assert pickle.loads(pickle.dumps(environment)) is environment
+    run = resolve("sao_swe", "paper_swe", 0)
+    recorded = json.loads(record_of(file).read_text())["sha256"]
+    assert train.training_data(run, str(tmp_path)) == {"set": "swe_tasks", "file_sha256": recorded}
     with file.open("a") as content:
         content.write(json.dumps(rows(10)[9]) + "\n")
     swe.environment_of_data_set.cache_clear()

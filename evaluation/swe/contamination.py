@@ -127,7 +127,7 @@ def require_checked(file: Path) -> None:
     """Raise TaskError, with the mend, unless `check` found none of the benchmark in this very file."""
     try:
         recorded = json.loads(record_of(file).read_text())["sha256"]
-        unchanged = recorded == _digest(file)
+        unchanged = recorded == file_digest(file)
     except (OSError, ValueError, KeyError, TypeError):
         unchanged = False
     if not unchanged:
@@ -137,14 +137,15 @@ def require_checked(file: Path) -> None:
         )
 
 
-def _digest(file: Path) -> str:
+def file_digest(file: Path) -> str:
+    """SHA-256 in hex of a file of tasks."""
     with file.open("rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def _record(file: Path, tasks: int, findings: Findings) -> None:
     content = {
-        "sha256": _digest(file),
+        "sha256": file_digest(file),
         "tasks": tasks,
         "verified_tasks": VERIFIED_TASKS,
         "of_its_repositories": findings.same_repository.total(),
