@@ -21,7 +21,7 @@ STOP_SECONDS = 60.0
 POLL_SECONDS = 0.5
 KEY_VARIABLE = "VLLM_API_KEY"
 CPU_OPTIONS = ("--dtype", "float32", "--enforce-eager", "--no-enable-chunked-prefill")
-"""Without CUDA vLLM ends where it splits the prompt of a request with a seed: its generators have no offset."""
+"""Without CUDA vLLM ends where it splits the prompt of a request with a seed: generators have no offset."""
 LEAST_BATCHED_TOKENS = 2048
 LAST_LINES = 4000  # bytes of the log that are searched for the reason of a failure
 
