@@ -20,6 +20,9 @@ START_SECONDS = 3600.0  # 60 GB of weights over a network's file system take the
 STOP_SECONDS = 60.0
 POLL_SECONDS = 0.5
 KEY_VARIABLE = "VLLM_API_KEY"
+CPU_OPTIONS = ("--dtype", "float32", "--enforce-eager", "--no-enable-chunked-prefill")
+"""Without CUDA vLLM ends where it splits the prompt of a request with a seed: generators have no offset."""
+LEAST_BATCHED_TOKENS = 2048
 LAST_LINES = 4000  # bytes of the log that are searched for the reason of a failure
 
 
@@ -47,6 +50,7 @@ class VLLMServer:
     ) -> None:
         self.path, self.log, self.model = model, log, Path(model).name
         self.key = secrets.token_hex(16)
+        self.batched_tokens = max(max_tokens, LEAST_BATCHED_TOKENS)
         self.settings = {
             "--model": model,
             "--served-model-name": self.model,
@@ -78,7 +82,7 @@ class VLLMServer:
         from sao.openrlhf.launch import end_with
 
         if cpu.is_needed():
-            self.more += ["--dtype", "float32", "--enforce-eager"]
+            self.more += [*CPU_OPTIONS, "--max-num-batched-tokens", str(self.batched_tokens)]
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
