@@ -163,14 +163,22 @@ def read_table(path: Path, columns: dict[str, Column], strict: bool = False) -> 
     import pandas as pd
 
     compressed = path.with_name(f"{path.name}.gz")
-    records = read_records(compressed if not path.exists() and compressed.exists() else path, strict)
-    return pd.DataFrame({name: _values(name, column, records) for name, column in columns.items()})
+    file = compressed if not path.exists() and compressed.exists() else path
+    records = read_records(file, strict)
+    return pd.DataFrame({name: _values(file, name, column, records) for name, column in columns.items()})
 
 
-def _values(name: str, column: Column, records: list[dict[str, Any]]) -> "pd.Series[Any]":
+def _values(path: Path, name: str, column: Column, records: list[dict[str, Any]]) -> "pd.Series[Any]":
+    """One column; RunError with the line's number where a value is of another type than the schema's."""
     import pandas as pd
 
     values = [record.get(name) for record in records]
+    if strange := set(map(type, values)) - column.json_types:
+        number, value = next((line, value) for line, value in enumerate(values, 1) if type(value) in strange)
+        raise RunError(
+            f"{path}: line {number}: column {name} holds {value!r}, and must be {column.type}; "
+            f"restore the file, or {archive_advice(path)}"
+        )
     if column.type == "bool":
         return pd.Series(values, dtype="bool")
     if column.type == "int" and None not in values:

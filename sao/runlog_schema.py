@@ -18,6 +18,15 @@ _PYTHON_TYPES: dict[str, type | tuple[type, ...]] = {
 }
 
 
+_JSON_TYPES: dict[str, tuple[type, ...]] = {
+    "int": (int,),
+    "float": (int, float),
+    "str": (str,),
+    "bool": (bool,),
+    "list": (list,),
+}
+
+
 @dataclass(frozen=True)
 class Column:
     """Type, unit and meaning of one column; `nullable` where it does not apply to every line."""
@@ -26,6 +35,11 @@ class Column:
     unit: str
     meaning: str
     nullable: bool = True
+
+    @property
+    def json_types(self) -> set[type]:
+        """Types of the values of a line that was written: exactly these, so no bool for a number."""
+        return {*_JSON_TYPES[self.type], type(None)}
 
 
 def _required(type: ColumnType, unit: str, meaning: str) -> Column:

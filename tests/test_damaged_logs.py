@@ -69,6 +69,14 @@ def text_for_number(lines: Lines) -> Lines:
     return [*lines[:40], json.dumps(json.loads(lines[40]) | {"reward_mean": "much"}), *lines[41:]]
 
 
+def quoted_number(lines: Lines) -> Lines:
+    return [*lines[:40], json.dumps(json.loads(lines[40]) | {"reward_mean": "0.5"}), *lines[41:]]
+
+
+def quoted_truth(lines: Lines) -> Lines:
+    return [*lines[:40], json.dumps(json.loads(lines[40]) | {"correct": "true"}), *lines[41:]]
+
+
 @pytest.mark.parametrize("seal", [False, True])
 @pytest.mark.parametrize(
     ("name", "edit", "fault"),
@@ -78,6 +86,8 @@ def text_for_number(lines: Lines) -> Lines:
         (METRICS, swap, "line 42: step 30 comes after step 31"),
         (METRICS, not_a_number, "line 41: not valid JSON"),
         (METRICS, text_for_number, "line 41: column reward_mean holds 'much', and must be float"),
+        (METRICS, quoted_number, "line 41: column reward_mean holds '0.5', and must be float"),
+        (EVALUATIONS, quoted_truth, "line 41: column correct holds 'true', and must be bool"),
     ],
 )
 def test_faults_are_named_by_file_and_line(

@@ -57,7 +57,8 @@ def schedule(step: int) -> list[dict[str, Any]]:
 
 
 def dropped(step: int) -> list[dict[str, Any]]:
-    return [{"step": step, "action_tokens": 20 + step + n, "reward": 0.5} for n in range(2)]
+    line = {"step": step, "reason": "too_old", "reward": 0.5}
+    return [line | {"action_tokens": 20 + step + n} for n in range(2)]
 
 
 def train(run: RunDirectory, stop_before: int = 3) -> None:
