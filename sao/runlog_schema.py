@@ -37,7 +37,7 @@ class Column:
     nullable: bool = True
 
     @property
-    def json_types(self) -> set[type]:
+    def json_types(self) -> set[Any]:
         """Types of the values of a line that was written: exactly these, so no bool for a number."""
         return {*_JSON_TYPES[self.type], type(None)}
 
