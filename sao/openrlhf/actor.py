@@ -26,6 +26,7 @@ from torch.nn import functional
 from sao.logprobs import token_logprobs
 from sao.openrlhf import cpu
 from sao.openrlhf.checkpoint import disk_errors
+from sao.openrlhf.processes import free_port
 from sao.openrlhf.strategy import Strategy, loader_in_order, loss_normalizer, optimizer_step_done
 from sao.policy_objective import policy_loss
 
@@ -240,6 +241,8 @@ ppo_actor.stateless_init_process_group = cpu.sync_group
 
 class PolicyActor(ppo_actor.PolicyModelActor.__ray_metadata__.modified_class):
     """One rank of the policy."""
+
+    _get_free_port = staticmethod(free_port)
 
     def forward(self, sequences: Tensor, action_mask: Tensor, attention_mask: Tensor) -> Tensor:
         """Log-probs of action tokens, float32 [batch, tokens - 1], without training anything."""

@@ -28,6 +28,7 @@ from sao.config import RunConfig
 from sao.openrlhf import cpu
 from sao.openrlhf.actor import STATE_TAG
 from sao.openrlhf.checkpoint import disk_errors
+from sao.openrlhf.processes import free_port
 from sao.openrlhf.settings import RunSettings
 from sao.openrlhf.strategy import Strategy, loader_in_order, loss_normalizer, optimizer_step_done
 
@@ -199,6 +200,8 @@ ppo_critic.DataLoader = loader_in_order
 
 class CriticActor(ppo_critic.CriticModelActor.__ray_metadata__.modified_class):
     """One rank of the critic."""
+
+    _get_free_port = staticmethod(free_port)
 
     def init_model_from_pretrained(self, strategy: Strategy, pretrain: str, max_steps: int) -> None:
         """Builds the critic; its updates take the whole batch, however many parts the policy's has."""

@@ -4,6 +4,7 @@
 with it: Ray ties its processes to the one that started them.
 """
 
+import contextlib
 import ctypes
 import json
 import os
@@ -27,6 +28,7 @@ from sao.step_log import progress_line
 PROGRESS_SECONDS = 10.0
 POLL_SECONDS = 0.5
 STOP_SECONDS = 60.0  # that a driver gets to end its processes
+ORDERLY_SECONDS = 10.0  # that Ray's processes get to end once their driver has
 OBJECT_STORE_BYTES = 200 * 2**20  # without CUDA; Ray's own choice, a third of the memory, elsewhere
 TASK_VARIABLES = ("SAO_OPENHANDS_PYTHON", "SAO_SWE_IMAGE", "SAO_SWE_SERVER")  # for Ray's processes elsewhere
 ROOT = Path(__file__).resolve().parents[2]
@@ -118,15 +120,33 @@ class LaunchAttempt:
 
 
 def _stop(driver: subprocess.Popen[bytes]) -> None:
-    """Ends the driver where it still runs; its own processes end with it."""
-    if driver.poll() is not None:
-        return
-    driver.send_signal(signal.SIGTERM)
-    try:
-        driver.wait(STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        driver.kill()
-        driver.wait()
+    """Ends the driver where it still runs; its own processes end with it, or are ended here."""
+    if driver.poll() is None:
+        driver.send_signal(signal.SIGTERM)
+        try:
+            driver.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            driver.kill()
+            driver.wait()
+    end_session(driver.pid)
+
+
+def end_session(leader: int) -> None:
+    """Ends what is left of a session: an engine's process lives on where Ray's own above it was killed."""
+    import psutil
+
+    def left() -> list[psutil.Process]:
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(ProcessLookupError, psutil.Error):
+                if os.getsid(process.pid) == leader and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
+
+    _, alive = psutil.wait_procs(left(), timeout=ORDERLY_SECONDS)
+    for process in [*alive, *left()]:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
 
 
 def _absolute(checkpoint: tuple[int, Path] | None) -> tuple[int, Path] | None:

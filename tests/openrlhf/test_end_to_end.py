@@ -260,7 +260,10 @@ def test_sigterm_stops_a_run_and_everything_it_started(prepared: Path, tmp_path:
     assert attempts[0]["status"] == "interrupted"
 
 
-def test_an_engine_that_dies_ends_the_run_with_one_message(prepared: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("killed", ["the engine", "Ray's process above it"])
+def test_an_engine_that_dies_ends_the_run_with_one_message(
+    prepared: Path, tmp_path: Path, killed: str
+) -> None:
     results = fresh(prepared, tmp_path / "results")
     folder, process = run_folder(results), start(results)
     deadline = time.monotonic() + START_SECONDS
@@ -268,13 +271,15 @@ def test_an_engine_that_dies_ends_the_run_with_one_message(prepared: Path, tmp_p
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.1)
     driver = psutil.Process(child_of(process.pid))
-    engines = [child for child in driver.children(recursive=True) if "EngineCore" in name_of(child)]
+    started = driver.children(recursive=True)
+    engines = [child for child in started if "EngineCore" in name_of(child)]
     assert engines
-    engines[0].kill()
+    (engines[0] if killed == "the engine" else engines[0].parent()).kill()
     output, _ = process.communicate(timeout=END_SECONDS + 60)
     message = output.strip().splitlines()[-1]
     assert process.returncode == 1 and "engine" in message and "latest checkpoint" in message, output
     assert json.loads((folder / "failure.json").read_text())["reason"] in message
+    assert not psutil.wait_procs(started, timeout=END_SECONDS)[1]
 
 
 def name_of(process: psutil.Process) -> str:
