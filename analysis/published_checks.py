@@ -1,5 +1,6 @@
 """The checks on published values; each finds its cases by a rule and knows none of them beforehand."""
 
+import hashlib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ COPIED = "copied cell"
 DISAGREEING = "tables disagree"
 MISLABELLED = "wrong label"
 SAME_CAPTION = "repeated caption"
+FINGERPRINT = "sha256:"
 BASELINE_AHEAD = "baseline ahead"
 
 METHOD_ROWS = ("sao", "sao_online")
@@ -117,7 +119,8 @@ def repeated_captions(captions: list[Value]) -> list[Finding]:
     """Captions that another table or figure has before them, whatever their numbers and spaces."""
     findings = []
     for first, second in combinations(captions, 2):
-        if first.place != second.place and _caption_words(first) == _caption_words(second):
+        same = caption_fingerprint(first.text) == caption_fingerprint(second.text)
+        if first.place != second.place and same:
             detail = f"is the caption of {first.place} too ({first.file}:{first.line})"
             findings.append(Finding(SAME_CAPTION, second, detail))
     return findings
@@ -150,9 +153,15 @@ def _ahead(curve: list[CurvePoint], method: str, phase: int, height: float, othe
     )
 
 
-def _caption_words(caption: Value) -> list[str]:
-    """The words of a caption without its own number (`Table 4:`)."""
-    return re.sub(r"^\s*(table|figure)\s*\w+\s*[.:]?", "", caption.text.lower()).split()
+def caption_fingerprint(caption: str) -> str:
+    """`sha256:` and 16 digits of the digest of a caption's words in lower case, without its number.
+
+    A fingerprint is its own: captions.csv may hold either.
+    """
+    if caption.startswith(FINGERPRINT):
+        return caption
+    words = re.sub(r"^\s*(table|figure)\s*\w+\s*[.:]?", "", caption.lower()).split()
+    return FINGERPRINT + hashlib.sha256(" ".join(words).encode()).hexdigest()[:16]
 
 
 def _rows(values: Iterable[Value]) -> dict[str, dict[str, Value]]:

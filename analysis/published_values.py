@@ -18,7 +18,7 @@ OPTIONAL_FILES = {
     "captions.csv": "captions of the paper's tables and figures",
     "curves.csv": "curves read off the paper's figures",
 }
-"""What the checks read where it lies beside the values; this suite ships neither."""
+"""What the checks read where it lies beside the values; of these the curves are not shipped."""
 
 FILES = {
     "paper.csv": ("artifact", "row", "label", "benchmark", "value", "source"),
@@ -161,7 +161,7 @@ def load_run_counts(folder: Path) -> list[RunCount]:
 
 
 def load_captions(folder: Path) -> list[Value]:
-    """The captions of captions.csv, the caption as `text`; none where the folder has no such file."""
+    """Captions of captions.csv, or their fingerprints, as `text`; none where there is no such file."""
     return [
         Value("captions.csv", line, cells["artifact"], "", "caption", "", cells["caption"], CAPTION)
         for line, cells in _read_optional(folder / "captions.csv")

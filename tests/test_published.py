@@ -1,6 +1,7 @@
 """The checks on published values: what they find in the paper's, and that they find what is put in."""
 
 import csv
+import hashlib
 import shutil
 from pathlib import Path
 
@@ -134,6 +135,19 @@ def test_captions_are_compared_without_their_numbers(copy: Path, tmp_path: Path)
     assert "curves.csv is not there" in text and "captions.csv is not there" not in text
 
 
+def test_a_caption_and_its_fingerprint_are_the_same(copy: Path) -> None:
+    digest = hashlib.sha256(b"effects of two settings.").hexdigest()[:16]
+    lines = ["table3,Table 3: Effects of  two settings.,made up", f"table4,sha256:{digest},made up"]
+    (copy / "captions.csv").write_text("artifact,caption,source\n" + "\n".join(lines) + "\n")
+    assert [found.value.place for found in repeated_captions(load_captions(copy))] == ["table4"]
+
+
+def test_table_4_of_the_paper_has_the_caption_of_table_3() -> None:
+    found = repeated_captions(load_captions(FOLDER))
+    assert [(f.value.place, f.value.line) for f in found] == [("table4", 5)]
+    assert found[0].detail == "is the caption of table3 too (captions.csv:4)"
+
+
 def test_baseline_that_leads_in_a_phase_is_found(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     heights = {
         "sao_online": {1: (0.2, 0.4), 2: (0.5, 0.7)},
@@ -156,10 +170,10 @@ def test_baseline_that_leads_in_a_phase_is_found(copy: Path, capsys: pytest.Capt
 def test_what_cannot_be_checked_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     published.main(["--out", str(tmp_path / "published")])
     out = capsys.readouterr().out
-    assert "not checked: captions of the paper's tables and figures" in out
+    assert "captions.csv" not in out.rpartition("not checked")[2]
     assert "not checked: curves read off the paper's figures" in out
     text = (tmp_path / "published.md").read_text(encoding="utf-8")
-    assert "Not checked, for lack of data: captions" in text
+    assert "Not checked, for lack of data: curves" in text
     assert repeated_captions([]) == baselines_ahead([]) == []
 
 
