@@ -8,7 +8,7 @@ from typing import Self
 VALUES_FOLDER = "values"  # below the directory of a value pretraining: the value model that it makes
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunSettings:
     """What every process of a run learns as `strategy.args.run_settings`; `strategy.args.sao` is its config.
 

@@ -97,7 +97,9 @@ def arguments(
     parsed.train.batch_size = batch // run.minibatches_per_batch
     values = folder / "values"
     parsed.sao = run
-    parsed.run_settings = RunSettings(folder / "run", values if values.exists() else None)
+    parsed.run_settings = RunSettings(
+        directory=folder / "run", value_model=values if values.exists() else None
+    )
     return parsed
 
 

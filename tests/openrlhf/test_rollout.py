@@ -76,7 +76,7 @@ async def at_once(ask: Ask) -> Answer:
 def stream_of(*engines: StandIn, row: str = "sao", **changes: Any) -> RolloutStream:
     changes.setdefault("training", {})["batch_trajectories"] = BATCH
     run = run_config(row, **changes)
-    settings = RunSettings(Path("run"), "/results")
+    settings = RunSettings(directory=Path("run"), results="/results")
     strategy = SimpleNamespace(args=SimpleNamespace(sao=run, run_settings=settings))
     return RolloutStream("path", strategy, list(engines), vllm_lock=None)
 
