@@ -15,12 +15,12 @@ from evaluation.endpoint import Endpoint
 from evaluation.math import runner, traces
 from evaluation.math.sft_traces import Selection
 from evaluation.math.store import read_samples
-from evaluation.math.traces import conversation_of, kept, main
+from evaluation.math.traces import conversation_of, in_order, kept, main
 from evaluation.vllm_server import VLLMServer
 from sao import config_files
 from sao.config import load_scale
 from sao.environments.harmony import TraceError
-from sao.environments.python_math import INSTRUCTION
+from sao.environments.python_math import INSTRUCTION, Problem
 
 FACTORS = range(2, 8)
 
@@ -76,6 +76,14 @@ def solve(said: str, number: int) -> str:
 
 def words(command: str, results: Path, *more: str) -> list[str]:
     return [command, "--scale", "tiny", "--results", str(results), *more]
+
+
+def test_traces_lie_in_the_order_of_the_problems_whichever_ended_first() -> None:
+    problems = [Problem(name, "set", "text", "answer") for name in ("b", "a")]
+    ended = [("a", 1), ("b", 1), ("a", 0), ("b", 0)]
+    samples = [{"problem_id": name, "run_index": run} for name, run in ended]
+    found = [(sample["problem_id"], sample["run_index"]) for sample in in_order(problems, samples)]
+    assert found == [("b", 0), ("b", 1), ("a", 0), ("a", 1)]
 
 
 def test_a_teacher_solves_and_what_is_right_is_kept(

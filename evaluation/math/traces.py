@@ -15,7 +15,7 @@ import os
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -47,6 +47,17 @@ from sao.environments.released_tokenizer import released_tokenizer
 from sao.environments.tool_calls import read_action, read_call
 from sao.openrlhf.sft_flags import traces_file
 from sao.runlog_files import RunError, write_atomic
+
+MISTAKES = (
+    ConfigError,
+    DataError,
+    ChatFormatError,
+    EndpointError,
+    StoreError,
+    RunError,
+    SandboxError,
+    ServerError,
+)
 
 
 @dataclass
@@ -175,6 +186,12 @@ def _turn(said: Message) -> Message:
     return turn
 
 
+def in_order(problems: Sequence[Problem], samples: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The samples in the order of the problems and runs, whichever was finished first."""
+    place = {problem.problem_id: number for number, problem in enumerate(problems)}
+    return sorted(samples, key=lambda sample: (place[sample["problem_id"]], sample["run_index"]))
+
+
 def kept(samples: Iterable[dict[str, Any]], selection: Selection) -> Iterator[dict[str, Any]]:
     """Lines of the file of traces."""
     for sample in samples:
@@ -216,7 +233,8 @@ def keep(options: argparse.Namespace) -> int:
     left_out: Counter[str] = Counter()
     selection = Selection(chat, scale.sampler.max_tokens, teaching.limits.max_turns, left_out)
     out = traces_file(teaching.settings, options.results)
-    lines = [json.dumps(line) + "\n" for line in kept(read_samples(teaching.folder), selection)]
+    samples = in_order(teaching.problems, read_samples(teaching.folder))
+    lines = [json.dumps(line) + "\n" for line in kept(samples, selection)]
     print(f"{out}: {len(lines)} traces kept, {sum(left_out.values())} left out")
     for reason, count in left_out.most_common():
         print(f"  {count:6d}  {reason}")
@@ -258,10 +276,7 @@ def main(arguments: list[str] | None = None) -> int:
     except (SamplesMissing, EndpointFailure) as error:
         print(error, file=sys.stderr)
         return 1
-    except (ConfigError, DataError, ChatFormatError, EndpointError, StoreError) as error:
-        print(error, file=sys.stderr)
-        return 2
-    except (RunError, SandboxError, ServerError) as error:
+    except MISTAKES as error:
         print(error, file=sys.stderr)
         return 2
     except KeyboardInterrupt:
