@@ -5,7 +5,6 @@ import importlib.util
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -80,12 +79,11 @@ class VLLMServer:
             )
         from sao.openrlhf import cpu
         from sao.openrlhf.launch import end_with
+        from sao.openrlhf.ports import free_port
 
         if cpu.is_needed():
             self.more += [*CPU_OPTIONS, "--max-num-batched-tokens", str(self.batched_tokens)]
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("wb") as output:
             self._process = subprocess.Popen(

@@ -26,7 +26,7 @@ from torch.nn import functional
 from sao.logprobs import token_logprobs
 from sao.openrlhf import cpu
 from sao.openrlhf.checkpoint import disk_errors
-from sao.openrlhf.processes import free_port
+from sao.openrlhf.ports import free_port
 from sao.openrlhf.strategy import Strategy, loader_in_order, loss_normalizer, optimizer_step_done
 from sao.policy_objective import policy_loss
 

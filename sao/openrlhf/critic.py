@@ -28,7 +28,7 @@ from sao.config import RunConfig
 from sao.openrlhf import cpu
 from sao.openrlhf.actor import STATE_TAG
 from sao.openrlhf.checkpoint import disk_errors
-from sao.openrlhf.processes import free_port
+from sao.openrlhf.ports import free_port
 from sao.openrlhf.settings import RunSettings
 from sao.openrlhf.strategy import Strategy, loader_in_order, loss_normalizer, optimizer_step_done
 
