@@ -6,7 +6,6 @@ python -m evaluation.planning --scale paper_math
 import argparse
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from evaluation.math.store import StoreError
 from evaluation.math.targets import scale_benchmarks, with_evaluations
 from evaluation.swe.contamination import require_checked
 from evaluation.swe.costs import IMAGES_GB, cost_lines
+from evaluation.swe.machine import DockerError, docker_version
 from evaluation.swe.targets import evaluation_seals
 from evaluation.swe.tasks import TaskError
 from evaluation.training_data import SETS, fetch_command, fetched_file, fetched_rows
@@ -30,7 +30,6 @@ from sao.grid import Grid, GridError, open_grid
 from sao.jobs import evaluation_request
 from sao.preflight import Finding, findings
 
-DOCKER_SECONDS = 30
 DOCKER_FOLDER = Path("/var/lib/docker")
 
 
@@ -114,23 +113,12 @@ def task_findings(scale: Scale) -> list[Finding]:
 
 def docker_finding() -> Finding:
     """Whether Docker runs here, in which software engineering tasks are worked on and graded."""
-    if shutil.which("docker") is None:
-        return Finding("Docker", "is not installed", "install it, or use Apptainer or a remote agent server")
     try:
-        done = subprocess.run(
-            ["docker", "info", "--format", "{{.ServerVersion}}"],
-            capture_output=True,
-            text=True,
-            timeout=DOCKER_SECONDS,
-            stdin=subprocess.DEVNULL,
-        )
-    except subprocess.TimeoutExpired:
-        return Finding("Docker", "its daemon does not answer", "restart the daemon")
-    version = done.stdout.strip()
-    if done.returncode or not version:
-        reason = (done.stderr.strip().splitlines() or ["no answer"])[0]
-        return Finding("Docker", reason[:120], "start the daemon, and let this user use it (group docker)")
-    return Finding("Docker", version)
+        return Finding("Docker", docker_version())
+    except FileNotFoundError:
+        return Finding("Docker", "is not installed", "install it, or use Apptainer or a remote agent server")
+    except DockerError as error:
+        return Finding("Docker", str(error), "start the daemon, and let this user use it (group docker)")
 
 
 def images_finding(results: Path, docker: Path = DOCKER_FOLDER) -> Finding:

@@ -260,7 +260,7 @@ def test_docker_must_answer_and_its_image_be_named(tmp_path: Path, commands: Pat
     program(commands, "docker", "#!/bin/sh\necho 'Cannot connect to the Docker daemon' >&2\nexit 1\n")
     said = refused(settings(tmp_path, image="x:{instance}"))
     assert "(Cannot connect to the Docker daemon); start its daemon" in said
-    program(commands, "docker", "#!/bin/sh\nexit 0\n")
+    program(commands, "docker", "#!/bin/sh\necho 28.1\n")
     machine.check_scaffold(settings(tmp_path, image="x:{instance}"))
 
 

@@ -13,6 +13,7 @@ from sao.config import ConfigError
 PYTHON_VARIABLE, IMAGE_VARIABLE, SERVER_VARIABLE = "SAO_OPENHANDS_PYTHON", "SAO_SWE_IMAGE", "SAO_SWE_SERVER"
 RELEASES = "from evaluation.swe.versions import AGENT, HARNESS, require; require(AGENT | HARNESS)"
 CHECK_SECONDS = 120
+DOCKER_SECONDS = 30
 
 
 def check_scaffold(settings: ScaffoldSettings) -> None:
@@ -67,20 +68,33 @@ def check_docker() -> None:
     """Raise ConfigError where Docker does not answer."""
     mend = "start its daemon and let this user use it (group docker), or set another workspace and grading"
     try:
-        done = subprocess.run(
-            ["docker", "info"],
-            capture_output=True,
-            text=True,
-            timeout=CHECK_SECONDS,
-            stdin=subprocess.DEVNULL,
-        )
+        docker_version()
     except FileNotFoundError:
         raise ConfigError("docker is not installed; install it, or set workspace and grading") from None
+    except DockerError as error:
+        raise ConfigError(f"Docker does not work here ({error}); {mend}") from None
+
+
+class DockerError(Exception):
+    """Docker's daemon cannot be used; the message is its own."""
+
+
+def docker_version() -> str:
+    """Version of the daemon; DockerError where it does not answer, FileNotFoundError without Docker."""
+    try:
+        done = subprocess.run(
+            ["docker", "info", "--format", "{{.ServerVersion}}"],
+            capture_output=True,
+            text=True,
+            timeout=DOCKER_SECONDS,
+            stdin=subprocess.DEVNULL,
+        )
     except subprocess.TimeoutExpired:
-        raise ConfigError(f"Docker's daemon does not answer; {mend}") from None
-    if done.returncode:
-        reason = (done.stderr.strip().splitlines() or ["no answer"])[-1][:200]
-        raise ConfigError(f"Docker does not work here ({reason}); {mend}")
+        raise DockerError("its daemon does not answer") from None
+    version = done.stdout.strip()
+    if done.returncode or not version:
+        raise DockerError((done.stderr.strip().splitlines() or ["no answer"])[-1][:200])
+    return version
 
 
 def node_address() -> str:
