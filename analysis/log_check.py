@@ -14,6 +14,7 @@ import pandas as pd
 
 from analysis.errors import AnalysisError
 from sao.runlog import EVALUATION_COLUMNS, METRIC_COLUMNS, RunError, RunRecord, read_run
+from sao.runlog_files import refuse_constant
 from sao.runlog_schema import Column, checked_record
 
 TABLES = {"metrics.jsonl": METRIC_COLUMNS, "evaluations.jsonl": EVALUATION_COLUMNS}
@@ -87,14 +88,10 @@ def _faults(file: Path, columns: dict[str, Column]) -> Iterator[str]:
 
 def _record(line: bytes) -> dict[str, Any] | None:
     try:
-        record = json.loads(line, parse_constant=_refuse)
+        record = json.loads(line, parse_constant=refuse_constant)
     except ValueError:
         return None
     return record if isinstance(record, dict) else None
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON number")
 
 
 def _lines(file: Path) -> tuple[list[bytes], bool]:

@@ -177,7 +177,7 @@ def read_records(path: Path, strict: bool = False) -> list[dict[str, Any]]:
 def parsed(path: Path, number: int, line: bytes) -> dict[str, Any]:
     """The record on a line; RunError with file and line number where it holds none."""
     try:
-        record = json.loads(line, parse_constant=_refuse_constant)
+        record = json.loads(line, parse_constant=refuse_constant)
         if isinstance(record, dict) and isinstance(record.get("step"), int):
             return record
         problem = "no record with a step"
@@ -186,7 +186,7 @@ def parsed(path: Path, number: int, line: bytes) -> dict[str, Any]:
     raise RunError(f"{path}: line {number}: {problem}; restore the file, or {archive_advice(path)}")
 
 
-def _refuse_constant(name: str) -> float:
+def refuse_constant(name: str) -> float:
     """JSON has no NaN or infinity; the log writes null, so one in a table was put there by hand."""
     raise ValueError(f"{name} is no JSON number")
 

@@ -173,7 +173,7 @@ def _values(path: Path, name: str, column: Column, records: list[dict[str, Any]]
     import pandas as pd
 
     values = [record.get(name) for record in records]
-    if strange := set(map(type, values)) - column.json_types:
+    if strange := set(map(type, values)) - column.value_types:
         number, value = next((line, value) for line, value in enumerate(values, 1) if type(value) in strange)
         raise RunError(
             f"{path}: line {number}: column {name} holds {value!r}, and must be {column.type}; "

@@ -9,21 +9,12 @@ LOG_RATIO_EDGES = tuple(round(-3 + 0.1 * i, 1) for i in range(61))
 
 ColumnType = Literal["int", "float", "str", "bool", "list"]
 
-_PYTHON_TYPES: dict[str, type | tuple[type, ...]] = {
-    "int": int,
-    "float": (int, float),
-    "str": str,
-    "bool": bool,
-    "list": (list, tuple),
-}
-
-
-_JSON_TYPES: dict[str, tuple[type, ...]] = {
+_PYTHON_TYPES: dict[str, tuple[type, ...]] = {
     "int": (int,),
     "float": (int, float),
     "str": (str,),
     "bool": (bool,),
-    "list": (list,),
+    "list": (list, tuple),
 }
 
 
@@ -37,9 +28,9 @@ class Column:
     nullable: bool = True
 
     @property
-    def json_types(self) -> set[Any]:
-        """Types of the values of a line that was written: exactly these, so no bool for a number."""
-        return {*_JSON_TYPES[self.type], type(None)}
+    def value_types(self) -> set[Any]:
+        """Types of the column's values: exactly these, so no bool for a number."""
+        return {*_PYTHON_TYPES[self.type], type(None)}
 
 
 def _required(type: ColumnType, unit: str, meaning: str) -> Column:
@@ -249,9 +240,7 @@ def _checked(name: str, column: Column, value: Any) -> Any:
         if not column.nullable:
             raise ValueError(f"column {name} is null or not finite, and may not be")
         return None
-    if not isinstance(value, _PYTHON_TYPES[column.type]) or (
-        isinstance(value, bool) and column.type != "bool"
-    ):
+    if type(value) not in column.value_types:
         raise ValueError(f"column {name} holds {value!r}, and must be {column.type}")
     return float(value) if isinstance(value, int) and column.type == "float" else value
 
