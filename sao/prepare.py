@@ -14,13 +14,16 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sao import config
 from sao.config_rows import Frozen
 from sao.openrlhf import InstallationError
 from sao.runlog import RunError
 from sao.runlog_files import read_json, write_atomic, writing
+
+if TYPE_CHECKING:
+    from sao.critic import ValueModel
 
 PREPARATION_SEED = 0
 REPORT_SECONDS = 10.0
@@ -117,10 +120,11 @@ def _checksum(file: Path) -> str:
 def warm_start(scale: config.Scale, task_name: str, folder: Path, results: str) -> None:
     """Trains and evaluates the warm-started policy of a task."""
     from sao.environments import make_environment
-    from sao.local.evaluation import evaluate, evaluation_lines
+    from sao.local.evaluation import evaluate, sample_of
     from sao.local.model import export_policy
     from sao.local.warm_start import initial_policy, train_policy
     from sao.runlog import EVALUATION_COLUMNS, append_records
+    from sao.step_log import evaluation_lines
 
     task = scale.task(task_name)
     environment = make_environment(task, scale.model, results)
@@ -134,7 +138,7 @@ def warm_start(scale: config.Scale, task_name: str, folder: Path, results: str) 
             export_policy(untrained, temporary / "initial_policy", environment.tokenizer)
         write_progress(temporary, progress)
         rollouts = evaluate(scale, environment, policy, step=0, progress=0.0, seed=PREPARATION_SEED)
-        lines = evaluation_lines(rollouts, task_name, step=0)
+        lines = evaluation_lines(map(sample_of, rollouts), task_name, step=0)
         append_records(temporary / "evaluations.jsonl", EVALUATION_COLUMNS, lines)
         share = sum(line["correct"] for line in lines) / len(lines)
         print(f"{progress.name}  solves {100 * share:.1f}% of {len(lines)} held-out problems", flush=True)
@@ -144,8 +148,6 @@ def warm_start(scale: config.Scale, task_name: str, folder: Path, results: str) 
 
 def values(scale: config.Scale, task_name: str, folder: Path, frozen: Frozen, results: str) -> None:
     """Pretrains a task's value model with the given parameters frozen."""
-    from safetensors.torch import save_model
-
     from sao.environments import make_environment
     from sao.local.model import load_policy, on_device
     from sao.local.warm_start import train_value_model
@@ -155,12 +157,18 @@ def values(scale: config.Scale, task_name: str, folder: Path, frozen: Frozen, re
     environment = make_environment(scale.task(task_name), scale.model, results)
     progress = Progress(f"{scale.name} {task_name} value model ({frozen} frozen)")
     value_model = train_value_model(scale, environment, policy, frozen, PREPARATION_SEED, progress)
+    write_values(folder, config.preparation_digest(scale.name, task_name), value_model, progress)
+
+
+def write_values(folder: Path, digest: str, value_model: "ValueModel", progress: "Progress") -> None:
+    """Writes a pretrained value model and how its training went, at once or not at all."""
+    from safetensors.torch import save_model
 
     def write(temporary: Path) -> None:
         save_model(value_model, str(temporary / "value_model.safetensors"))
         write_progress(temporary, progress)
 
-    write_preparation(folder, config.preparation_digest(scale.name, task_name), write)
+    write_preparation(folder, digest, write)
 
 
 def write_progress(folder: Path, progress: Progress) -> None:

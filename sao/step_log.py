@@ -1,6 +1,7 @@
 """What both engines log of a step and of evaluated trajectories: lines of the run directory's tables."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,37 +16,57 @@ from sao.trajectory import Batch, Trajectory
 
 
 @dataclass(frozen=True)
+class Sample:
+    """How one attempt at a held-out problem ended; `style` is the one that the environment saw in it."""
+
+    instance: Instance
+    status: str
+    reward: float
+    turns: int
+    action_tokens: int
+    style: str | int | None = None
+
+
+@dataclass(frozen=True)
 class HeldOut:
-    """One sample of a held-out problem; `trajectory` is None where its environment broke each time."""
+    """One attempt at a held-out problem; `trajectory` is None where its environment broke each time."""
 
     instance: Instance
     trajectory: Trajectory | None
     details: dict[str, str | int] = field(default_factory=dict)
 
+    @property
+    def sample(self) -> Sample:
+        """How it ended."""
+        made = self.trajectory
+        if made is None:
+            return Sample(self.instance, "environment_error", 0.0, 0, 0)
+        style = self.details.get("style")
+        return Sample(self.instance, str(made.status), made.reward, made.turns, made.num_action_tokens, style)
 
-def held_out_lines(sampled: Sequence[HeldOut], benchmark: str, step: int) -> list[dict[str, Any]]:
+
+def evaluation_lines(samples: Iterable[Sample], benchmark: str, step: int) -> list[dict[str, Any]]:
     """One line of evaluations.jsonl per sample; repetitions of a problem are numbered in the order given."""
-    seen: dict[str, int] = {}
+    seen: Counter[str] = Counter()
     lines = []
-    for held_out in sampled:
-        problem, trajectory = held_out.instance.prompt_id, held_out.trajectory
-        reward = 0.0 if trajectory is None else trajectory.reward
+    for sample in samples:
+        problem = sample.instance.prompt_id
         lines.append(
             {
                 "step": step,
                 "benchmark": benchmark,
                 "problem_id": problem,
-                "run_index": seen.get(problem, 0),
-                "correct": reward > 0,
-                "status": "environment_error" if trajectory is None else str(trajectory.status),
-                "turns": 0 if trajectory is None else trajectory.turns,
-                "action_tokens": 0 if trajectory is None else trajectory.num_action_tokens,
-                "label": held_out.instance.label,
-                "style": held_out.details.get("style"),
-                "reward": reward,
+                "run_index": seen[problem],
+                "correct": sample.reward > 0,
+                "status": sample.status,
+                "turns": sample.turns,
+                "action_tokens": sample.action_tokens,
+                "label": sample.instance.label,
+                "style": sample.style,
+                "reward": sample.reward,
             }
         )
-        seen[problem] = seen.get(problem, 0) + 1
+        seen[problem] += 1
     return lines
 
 

@@ -19,10 +19,11 @@ from local_engine import SMALL_MODEL, VOCABULARY, ToyEnvironment, plain_logprobs
 from sao.config import RunConfig
 from sao.environments.base import EnvironmentFailure
 from sao.local import schedule as schedule_module
-from sao.local.evaluation import evaluate, evaluation_lines
+from sao.local.evaluation import evaluate, sample_of
 from sao.local.schedule import Schedule
 from sao.runlog import EVALUATION_COLUMNS, SCHEDULE_COLUMNS
 from sao.runlog_schema import checked_record
+from sao.step_log import evaluation_lines
 from sao.streaming import PromptOrder, SchedulingError, Taken, dropped_lines, schedule_lines
 
 BATCH = 16
@@ -473,7 +474,7 @@ def test_evaluation_records_environment_errors() -> None:
 
     run = run_config("sao", sampler={"slots": 2, "max_tokens": 64}, evaluation={"runs_per_problem": 2})
     environment, policy = ToyEnvironment(pool=5, episode=episode), tiny_policy(model=SMALL_MODEL)
-    lines = evaluation_lines(evaluate(run, environment, policy, 3, 1.0, seed=0), "toy", 3)
+    lines = evaluation_lines(map(sample_of, evaluate(run, environment, policy, 3, 1.0, seed=0)), "toy", 3)
     for line in lines:
         checked_record(EVALUATION_COLUMNS, line)
     assert [line["run_index"] for line in lines] == [0] * 5 + [1] * 5

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from short_row import experiments_with_short_row
 
 from evaluation.swe.tiny_traces import TinyTasks, demonstrator
-from sao import config_files, prepare, train
+from sao import prepare, train
 from sao.config import load_scale
 from sao.environments.swe import SWEEnvironment
 from sao.environments.swe_tiny import actions_of, tiny_tokenizer
@@ -30,13 +31,7 @@ needs_openhands = pytest.mark.skipif(
 @pytest.fixture
 def experiments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of the experiments folder, with a row that has one critic-only step and no pretrained critic."""
-    copy = tmp_path / "experiments"
-    shutil.copytree(config_files.EXPERIMENTS, copy)
-    monkeypatch.setattr(config_files, "EXPERIMENTS", copy)
-    row = yaml.safe_load((copy / "rows/sao_swe.yaml").read_text())
-    row |= {"title": "short", "critic": {"pretrained": False, "critic_only_steps": 1}}
-    (copy / "rows/short.yaml").write_text(yaml.safe_dump(row))
-    return copy
+    return experiments_with_short_row(tmp_path, monkeypatch)
 
 
 def scale(experiments: Path, **given: Any) -> None:

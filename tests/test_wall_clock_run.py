@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 import yaml
+from short_row import experiments_with_short_row
 from test_swe_task import WORKER, program
 
-from sao import config, config_files, prepare, train
+from sao import config, prepare, train
 from sao.environments import make_environment
 from sao.local.model import export_policy
 from sao.local.wall_clock import Collector
@@ -40,12 +41,7 @@ SCALE = {
 @pytest.fixture
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A row and a scale of this test, the policy that they start from, and the workers' Python."""
-    copy = tmp_path / "experiments"
-    shutil.copytree(config_files.EXPERIMENTS, copy)
-    monkeypatch.setattr(config_files, "EXPERIMENTS", copy)
-    row = yaml.safe_load((copy / "rows/sao_swe.yaml").read_text())
-    row |= {"title": "short", "critic": {"pretrained": False, "critic_only_steps": 1}}
-    (copy / "rows/short.yaml").write_text(yaml.safe_dump(row))
+    copy = experiments_with_short_row(tmp_path, monkeypatch)
     (copy / "scales/trial.yaml").write_text(yaml.safe_dump(SCALE))
     python = program(tmp_path, "python", f"#!{sys.executable}\n{FITTING}{WORKER}")
     monkeypatch.setenv("SAO_OPENHANDS_PYTHON", str(python))

@@ -1,8 +1,5 @@
 """Held-out evaluation of a policy in the local engine, with exact weights."""
 
-from collections import Counter
-from typing import Any
-
 import numpy as np
 from transformers import Qwen3MoeForCausalLM
 
@@ -10,6 +7,7 @@ from sao.config_scales import ScaleSettings
 from sao.environments.base import Environment
 from sao.local.decode import DecodeEngine
 from sao.local.sampler import Rollout, Sampler, sample_all
+from sao.step_log import Sample
 
 
 def evaluate(
@@ -32,26 +30,8 @@ def evaluate(
     return sample_all(sampler, environment, problems * scale.evaluation.runs_per_problem, progress)
 
 
-def evaluation_lines(rollouts: list[Rollout], benchmark: str, step: int) -> list[dict[str, Any]]:
-    """One log line per rollout; repetitions of a problem are numbered in the order given."""
-    seen: Counter[str] = Counter()
-    lines = []
-    for rollout in rollouts:
-        problem = rollout.instance.prompt_id
-        lines.append(
-            {
-                "step": step,
-                "benchmark": benchmark,
-                "problem_id": problem,
-                "run_index": seen[problem],
-                "correct": rollout.reward > 0,
-                "status": rollout.status,
-                "turns": len(rollout.action_spans),
-                "action_tokens": len(rollout.logprobs),
-                "label": rollout.instance.label,
-                "style": rollout.episode.details().get("style") if rollout.episode else None,
-                "reward": rollout.reward,
-            }
-        )
-        seen[problem] += 1
-    return lines
+def sample_of(rollout: Rollout) -> Sample:
+    """How a rollout ended, for the log."""
+    style = rollout.episode.details().get("style") if rollout.episode else None
+    turns, action_tokens = len(rollout.action_spans), len(rollout.logprobs)
+    return Sample(rollout.instance, rollout.status, rollout.reward, turns, action_tokens, style)

@@ -11,14 +11,14 @@ from sao import critic
 from sao.config import RunConfig
 from sao.environments import make_environment
 from sao.local.checkpoint import load_state, save_state
-from sao.local.evaluation import evaluate, evaluation_lines
+from sao.local.evaluation import evaluate, sample_of
 from sao.local.model import export_policy, load_policy, on_device
 from sao.local.packed_batch import TrainingError
 from sao.local.schedule import Schedule
 from sao.local.trainer import Trainer
 from sao.prepare import require_preparation
 from sao.runlog import RunDirectory, RunFailure
-from sao.step_log import metrics_line, progress_line, trajectory_lines
+from sao.step_log import evaluation_lines, metrics_line, progress_line, trajectory_lines
 from sao.streaming import SchedulingError, Taken, dropped_lines, schedule_lines
 from sao.trajectory import Trajectory
 
@@ -188,7 +188,7 @@ class LocalRun:
         progress = min(step / self.run.training.updates, 1.0)
         rollouts = evaluate(self.run, self.environment, self.trainer.policy, step, progress, self.run.seed)
         usable = [rollout.to_trajectory() for rollout in rollouts if rollout.status != "environment_error"]
-        return usable, evaluation_lines(rollouts, self.run.task.name, step)
+        return usable, evaluation_lines(map(sample_of, rollouts), self.run.task.name, step)
 
     def _trajectory_lines(self, trajectories: Sequence[Trajectory], step: int) -> list[dict[str, Any]]:
         """Lines of trajectories with what the trainer's present weights make of each token."""

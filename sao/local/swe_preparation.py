@@ -13,10 +13,17 @@ from sao.environments.swe import SWEEnvironment
 from sao.local.attempts import sample_attempts
 from sao.local.model import export_policy, load_policy
 from sao.local.warm_start import fit_value_model, initial_policy, train_policy
-from sao.prepare import PREPARATION_SEED, Progress, require_preparation, write_preparation, write_progress
+from sao.prepare import (
+    PREPARATION_SEED,
+    Progress,
+    require_preparation,
+    write_preparation,
+    write_progress,
+    write_values,
+)
 from sao.runlog import EVALUATION_COLUMNS, append_records
 from sao.runlog_files import RunError
-from sao.step_log import HeldOut, held_out_lines
+from sao.step_log import HeldOut, evaluation_lines
 from sao.trajectory import Trajectory
 
 SOLVED_COPIES = 2  # of a trace that solves its task to one that does not, so that most attempts solve it
@@ -45,7 +52,8 @@ def warm_start(scale: config.Scale, task: str, folder: Path) -> None:
         sampled = sample_attempts(scale, environment, policy, held_out, rounding="none")
     finally:
         environment.close()
-    lines = held_out_lines([HeldOut(*pair) for pair in zip(held_out, sampled, strict=True)], task, step=0)
+    samples = (HeldOut(*pair).sample for pair in zip(held_out, sampled, strict=True))
+    lines = evaluation_lines(samples, task, step=0)
 
     def write(temporary: Path) -> None:
         export_policy(policy, temporary / "policy", environment.tokenizer)
@@ -73,8 +81,6 @@ def recorded_traces(environment: SWEEnvironment, workers: int) -> list[Trajector
 
 def values(scale: config.Scale, task: str, folder: Path, frozen: Frozen, results: str) -> None:
     """Pretrains the value model on attempts of the warm-started policy."""
-    from safetensors.torch import save_model
-
     prepared = require_preparation(results, scale.name, task, "warm_start")
     policy = load_policy(prepared / "policy")
     environment = opened_environment(scale, task)
@@ -89,9 +95,4 @@ def values(scale: config.Scale, task: str, folder: Path, frozen: Frozen, results
         raise RunError(f"task {task}: each of {len(attempts)} attempts broke: {dict(environment.counts)}")
     progress = Progress(f"{scale.name} {task} value model ({frozen} frozen)")
     value_model = fit_value_model(scale, policy, usable, frozen, PREPARATION_SEED, progress)
-
-    def write(temporary: Path) -> None:
-        save_model(value_model, str(temporary / "value_model.safetensors"))
-        write_progress(temporary, progress)
-
-    write_preparation(folder, config.preparation_digest(scale.name, task), write)
+    write_values(folder, config.preparation_digest(scale.name, task), value_model, progress)

@@ -15,7 +15,7 @@ from sao.environments.swe import SWEEnvironment
 from sao.local.attempts import MODEL_NAME, sample_attempts
 from sao.local.run import LocalRun
 from sao.local.wall_clock import Collector, ServedPolicy
-from sao.step_log import HeldOut, held_out_lines
+from sao.step_log import HeldOut, evaluation_lines
 from sao.trajectory import Trajectory
 from sao.wall_clock_stream import Request
 
@@ -80,6 +80,6 @@ class WallClockRun(LocalRun):
         sampled = sample_attempts(
             self.run, self.environment, self.trainer.policy, held_out, "none", version=self.step
         )
-        pairs = [HeldOut(*pair) for pair in zip(held_out, sampled, strict=True)]
+        samples = (HeldOut(*pair).sample for pair in zip(held_out, sampled, strict=True))
         usable = [trajectory for trajectory in sampled if trajectory is not None]
-        return usable, held_out_lines(pairs, self.run.task.name, self.step)
+        return usable, evaluation_lines(samples, self.run.task.name, self.step)

@@ -125,9 +125,8 @@ class Outputs:
         self._queue, self._take = core.outputs_queue, core.get_output_async
         self._asked_for_more = False
         core.get_output_async = self._next
-        self._queue.put_nowait(
-            EngineCoreOutputs()
-        )  # vLLM may be waiting for one already, not through `_next`
+        # vLLM may be waiting for outputs already, not through `_next`: empty ones end that wait.
+        self._queue.put_nowait(EngineCoreOutputs())
 
     async def _next(self) -> Any:
         self._asked_for_more = True

@@ -29,7 +29,7 @@ from sao.openrlhf.settings import VALUES_FOLDER, RunSettings
 from sao.openrlhf.strategy import Strategy
 from sao.runlog import RunDirectory, RunFailure
 from sao.runlog_files import writing
-from sao.step_log import HeldOut, held_out_lines, metrics_line, trajectory_lines
+from sao.step_log import HeldOut, evaluation_lines, metrics_line, trajectory_lines
 from sao.streaming import dropped_lines, schedule_lines
 from sao.trajectory import Trajectory
 
@@ -188,7 +188,8 @@ class TrainingRun(ppo_trainer.BasePPOTrainer):
             self.directory.log_trajectories(self._trajectory_lines(shown, step))
         self._export(self.actor_model_group, self.directory.weights_path(step))
         # Last, because a run with all its evaluations counts as complete.
-        self.directory.log_evaluations(held_out_lines(sampled, self.run.task.name, step))
+        samples = (held_out.sample for held_out in sampled)
+        self.directory.log_evaluations(evaluation_lines(samples, self.run.task.name, step))
 
     def _trajectory_lines(self, trajectories: Sequence[Trajectory], step: int) -> list[dict[str, Any]]:
         """Lines of trajectories with what the trainer's present weights make of each token."""
