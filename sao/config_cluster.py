@@ -82,6 +82,11 @@ class Cluster(Block):
     engines: Engines
     one_node: bool = key("all processes share the GPUs (or cores) of one node, not one GPU each")
 
+    @property
+    def processes(self) -> int:
+        """Processes of a run with a critic."""
+        return self.actor.processes + self.critic.processes + self.engines.processes
+
 
 class Job(Block):
     """What a run's job asks a cluster for, and what a node has. No part of the digest."""

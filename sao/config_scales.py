@@ -260,11 +260,25 @@ def check_openrlhf(
             f"openrlhf.max_tokens_per_gpu: {tokens} x ring_attention {openrlhf.ring_attention} is below "
             f"sampler.max_tokens {sampler.max_tokens}; raise one of the two"
         )
+    if device == "cuda" and cluster.one_node and cluster.processes > job.gpus_per_node:
+        _check_shared_gpus(openrlhf, cluster)
     if not cluster.one_node and cluster.actor.processes_per_node > job.gpus_per_node:
         raise ValueError(
             f"cluster.actor.processes_per_node: {cluster.actor.processes_per_node} is above "
             f"job.gpus_per_node {job.gpus_per_node}"
         )
+
+
+def _check_shared_gpus(openrlhf: OpenRLHF, cluster: Cluster) -> None:
+    """NCCL joins no two processes on one GPU, and vLLM wants a GPU for each part of an engine."""
+    if openrlhf.sync_backend == "nccl":
+        raise ValueError("openrlhf.sync_backend: NCCL joins no two processes on one GPU; set gloo")
+    for name in ("actor.processes", "critic.processes", "engines.tensor_parallel"):
+        group, number = name.split(".")
+        if getattr(getattr(cluster, group), number) > 1:
+            raise ValueError(
+                f"cluster.{group}: more than one GPU, where processes share them; set 1, or one_node: false"
+            )
 
 
 class ScaleSettings(Block):

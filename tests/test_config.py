@@ -388,6 +388,13 @@ def test_faults_of_a_scale_name_file_key_and_mend(experiments: Path, text: str, 
             "openrlhf.max_tokens_per_gpu: 8192 x ring_attention 8 is below sampler.max_tokens 131072",
         ),
         ("paper_math", "cluster: {actor: {processes_per_node: 16}}", "16 is above job.gpus_per_node 8"),
+        ("gpu_openrlhf", "openrlhf: {sync_backend: nccl}", "joins no two processes on one GPU; set gloo"),
+        ("gpu_openrlhf", "cluster: {engines: {tensor_parallel: 2}}", "cluster.engines: more than one GPU"),
+        (
+            "gpu_openrlhf",
+            "cluster: {critic: {processes_per_node: 2}}",
+            "cluster.critic: more than one GPU, where processes share them",
+        ),
         ("paper_math", "backend: local", "clock: is missing; backend local needs it"),
         (
             "paper_math",

@@ -28,7 +28,8 @@ REPLACED = {
         "DataLoader",
         "get_llm_for_sequence_regression",
     ),
-    "openrlhf.trainer.ray.vllm_engine": ("RolloutRayActor", "create_vllm_engines"),
+    "openrlhf.trainer.ray.launcher": ("placement_group",),
+    "openrlhf.trainer.ray.vllm_engine": ("RolloutRayActor", "create_vllm_engines", "placement_group"),
     "openrlhf.trainer.ppo_trainer": ("BasePPOTrainer", "PPOTrainer", "RemoteExperienceMaker"),
     "openrlhf.trainer.ppo_trainer_async": ("PPOTrainerAsync",),
 }

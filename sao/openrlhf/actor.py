@@ -2,6 +2,7 @@
 
 import math
 import sys
+from functools import partial
 from pathlib import Path
 from types import MethodType
 from typing import Any
@@ -28,6 +29,7 @@ from sao.openrlhf import cpu
 from sao.openrlhf.checkpoint import disk_errors
 from sao.openrlhf.ports import free_port
 from sao.openrlhf.strategy import Strategy, loader_in_order, loss_normalizer, optimizer_step_done
+from sao.openrlhf.weight_group import weight_group
 from sao.policy_objective import policy_loss
 
 STATE_TAG = "state"
@@ -131,6 +133,10 @@ class PolicyTrainer(ppo_actor.ActorPPOTrainer):
         self.run = self.args.sao
         self.max_epochs = 1
         self.dataloader_pin_memory = not cpu.is_needed()
+
+    def _init_vllm_sync_group(self, backend: str) -> None:
+        ppo_actor.stateless_init_process_group = partial(weight_group, backend=backend)
+        super()._init_vllm_sync_group(backend)
 
     def ppo_train(self, kl_ctl: float) -> dict[str, Any]:
         """One pass over the replay buffer; returns this rank's sums, tokens and gradient norms.
@@ -236,7 +242,6 @@ class PolicyTrainer(ppo_actor.ActorPPOTrainer):
 ppo_actor.Actor = PolicyModel
 ppo_actor.ActorPPOTrainer = PolicyTrainer
 ppo_actor.DataLoader = loader_in_order
-ppo_actor.stateless_init_process_group = cpu.sync_group
 
 
 class PolicyActor(ppo_actor.PolicyModelActor.__ray_metadata__.modified_class):

@@ -1,9 +1,8 @@
 """What OpenRLHF needs on a machine without CUDA; every function here does nothing where there is CUDA.
 
-`install` comes before the first import of OpenRLHF in every process. It renames devices, stands in for the
-parts of flash-attn that OpenRLHF imports (they move no attention: padding helpers and a gather), and makes
-weight synchronisation run over gloo. `adapted` changes DeepSpeed's configuration, `set_attention` the
-attention that packed rows use.
+`install` comes before the first import of OpenRLHF in every process. It renames devices, and stands in for
+the parts of flash-attn that OpenRLHF imports (they move no attention: padding helpers and a gather).
+`adapted` changes DeepSpeed's configuration, `set_attention` the attention that packed rows use.
 """
 
 import importlib.abc
@@ -12,16 +11,14 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor
 from torch.nn import functional
 
 FLOAT32 = "fp32"  # beside OpenRLHF's "bf16" and "fp16"
-SYNC_TIMEOUT = timedelta(minutes=5)
 ENVIRONMENT = {
     "DS_ACCELERATOR": "cpu",
     "TORCHDYNAMO_DISABLE": "1",  # compiling the sampler takes half a minute and makes it no faster here
@@ -153,32 +150,6 @@ def pad_input(states: Tensor, places: Tensor, batch: int, tokens: int) -> Tensor
 def all_gather(states: Tensor, group: Any) -> Tensor:
     """Ring attention needs CUDA kernels, so its gather is never reached here."""
     raise RuntimeError("ring attention needs CUDA; set --ds.ring_attn_size 1")
-
-
-class GlooGroup:
-    """Broadcasts weights from trainer to engines over gloo, by the calls of vLLM's PyNcclCommunicator."""
-
-    def __init__(self, host: str, port: int, rank: int, world_size: int) -> None:
-        self.store = distributed.TCPStore(
-            host, port, world_size, is_master=rank == 0, timeout=SYNC_TIMEOUT, wait_for_workers=False
-        )
-        prefixed = distributed.PrefixStore("weights", self.store)
-        self.group: Any = distributed.ProcessGroupGloo(prefixed, rank, world_size, SYNC_TIMEOUT)
-
-    def broadcast(self, tensor: Tensor, src: int, stream: Any = None) -> None:
-        """Send `tensor` from rank `src`, or receive into it (contiguous then); returns when that is done."""
-        options = distributed.BroadcastOptions()
-        options.rootRank, options.rootTensor = src, 0
-        self.group.broadcast([tensor.contiguous()], options).wait()
-
-
-def sync_group(host: str, port: int, rank: int, world_size: int, device: Any) -> Any:
-    """The group that weights travel over: OpenRLHF's NCCL group with CUDA, gloo without."""
-    if is_needed():
-        return GlooGroup(host, port, rank, world_size)
-    from openrlhf.utils.distributed_util import stateless_init_process_group
-
-    return stateless_init_process_group(host, port, rank, world_size, device)
 
 
 def before_distributed() -> None:

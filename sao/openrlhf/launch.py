@@ -7,6 +7,7 @@ with it: Ray ties its processes to the one that started them.
 import contextlib
 import ctypes
 import json
+import math
 import os
 import pickle
 import signal
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import time
 import traceback
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -214,7 +216,7 @@ def drive(run: RunConfig, settings: RunSettings, words: list[str]) -> None:
     from sao.openrlhf.strategy import make_strategy
 
     start_ray(run)
-    put_classes_in_place()
+    put_classes_in_place(gpu_share(run))
 
     def strategy(arguments: Any) -> Any:
         arguments.sao, arguments.run_settings = run, settings
@@ -250,26 +252,37 @@ def start_ray(run: RunConfig) -> None:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     named: dict[str, Any] = {"include_dashboard": False, "runtime_env": runtime}
     if cpu.is_needed():  # Ray shares out cores and GPUs by these numbers, and there is no GPU
-        cluster = run.cluster
-        places = cluster.actor.processes + cluster.critic.processes + cluster.engines.processes
+        places = run.cluster.processes
         named |= {"num_gpus": places, "num_cpus": places + 4, "object_store_memory": OBJECT_STORE_BYTES}
     ray.init(**named)
 
 
-def put_classes_in_place() -> None:
-    """Replaces the classes that OpenRLHF's command line looks up."""
+def gpu_share(run: RunConfig) -> float:
+    """Part of a GPU that each process takes: 1, or less where they share those of one node."""
+    import ray
+
+    assert run.cluster is not None  # the schema asks for it
+    if not run.cluster.one_node:
+        return 1
+    return 1 / math.ceil(run.cluster.processes / ray.cluster_resources()["GPU"])
+
+
+def put_classes_in_place(share: float) -> None:
+    """Replaces what OpenRLHF's command line looks up; each process takes this `share` of a GPU."""
     import ray
     from openrlhf.trainer import ppo_trainer, ppo_trainer_async
-    from openrlhf.trainer.ray import ppo_actor, ppo_critic, vllm_engine
+    from openrlhf.trainer.ray import launcher, ppo_actor, ppo_critic, vllm_engine
 
     from sao.openrlhf.actor import RemotePolicyActor
     from sao.openrlhf.critic import RemoteCriticActor
     from sao.openrlhf.engine import RolloutEngine
     from sao.openrlhf.run import RemoteTrainingRun
+    from sao.openrlhf.shared_gpus import SharingClass, sharing_placement_group
 
-    ppo_actor.PolicyModelActor = RemotePolicyActor
-    ppo_critic.CriticModelActor = RemoteCriticActor
-    vllm_engine.RolloutRayActor = ray.remote(RolloutEngine)
+    ppo_actor.PolicyModelActor = SharingClass(RemotePolicyActor, share)
+    ppo_critic.CriticModelActor = SharingClass(RemoteCriticActor, share)
+    vllm_engine.RolloutRayActor = SharingClass(ray.remote(RolloutEngine), share)
+    launcher.placement_group = vllm_engine.placement_group = partial(sharing_placement_group, share)
     ppo_trainer.PPOTrainer = ppo_trainer_async.PPOTrainerAsync = RemoteTrainingRun
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from sao.openrlhf import cpu, cpu_engine, weights
+from sao.openrlhf import cpu_engine, weights
+from sao.openrlhf.weight_group import weight_group
 
 cpu_engine.keep_weights_plain()  # a worker imports this module before it builds the model
 
@@ -33,7 +34,9 @@ class WeightReceiver:
         if use_ray:
             raise ValueError("weights travel over a process group; leave out --vllm.sync_with_ray")
         rank = torch.distributed.get_rank() + rank_offset
-        self._trainer_group = cpu.sync_group(master_address, master_port, rank, world_size, self.device)
+        self._trainer_group = weight_group(
+            master_address, master_port, rank, world_size, self.device, backend=backend
+        )
 
     def update_weight(
         self, name: str, dtype: torch.dtype, shape: tuple[int, ...], empty_cache: bool = False

@@ -14,6 +14,7 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 from sao.openrlhf import agent, cpu
 from sao.openrlhf.engine import RolloutEngine, sampling_parameters
 from sao.openrlhf.environment import Answer, Ask
+from sao.openrlhf.weight_group import weight_group
 
 MAX_TOKENS = 400
 BLOCK = 32  # tokens of a block of the KV cache
@@ -75,7 +76,9 @@ class Engine:
             server.bind(("127.0.0.1", 0))
             address = server.getsockname()
         joining = asyncio.ensure_future(self.raw.init_process_group(*address, 1, 2, "test", "gloo", False))
-        self.group = await asyncio.to_thread(cpu.sync_group, *address, 0, 2, torch.device("cpu"))
+        self.group = await asyncio.to_thread(
+            weight_group, *address, 0, 2, torch.device("cpu"), backend="gloo"
+        )
         await joining
 
     def do(self, work: Coroutine[Any, Any, Any], seconds: float = 120.0) -> Any:
