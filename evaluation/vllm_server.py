@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Self
 
 from evaluation.local_server import ServerError
+from sao.temporary_folder import TemporaryFolder
 
 START_SECONDS = 3600.0  # 60 GB of weights over a network's file system take their time
 STOP_SECONDS = 60.0
@@ -30,7 +31,8 @@ class VLLMServer:
 
     `url`, `model` and `key` are there once it is entered. `tensor_parallel` GPUs share the model;
     `memory_share` of each is used; at most `max_tokens` a request, `requests` at once. `more` are further
-    words of its command line. All output goes to `log`. It ends with this process, however that ends.
+    words of its command line. All output goes to `log`. It ends with this process, however that ends, and its
+    temporary files go with it.
 
     Raises ServerError where vLLM is not installed or does not start.
     """
@@ -85,16 +87,18 @@ class VLLMServer:
             self.more += [*CPU_OPTIONS, "--max-num-batched-tokens", str(self.batched_tokens)]
         port = free_port()
         self.log.parent.mkdir(parents=True, exist_ok=True)
+        self._temporary = TemporaryFolder.of_launch()
         with self.log.open("wb") as output:
             self._process = subprocess.Popen(
                 self.command(port),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=os.environ | cpu.environment() | {KEY_VARIABLE: self.key},
+                env=os.environ | cpu.environment() | {KEY_VARIABLE: self.key} | self._temporary.variables,
                 start_new_session=True,  # an interrupt at the terminal is for the evaluation to handle
                 preexec_fn=functools.partial(end_with, os.getpid()),
             )
+        self._temporary.watch(self._process.pid)
         self.url = f"http://127.0.0.1:{port}/v1"
         try:
             self._wait(f"http://127.0.0.1:{port}/health")
@@ -130,7 +134,7 @@ class VLLMServer:
         return (errors or lines or ["no message"])[-1].strip()[:300]
 
     def _stop(self) -> None:
-        """End the server and its workers, which are its session."""
+        """End the server and its workers, which are its session, and delete what they left."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             try:
                 os.killpg(self._process.pid, number)
@@ -139,3 +143,4 @@ class VLLMServer:
                 break
             except subprocess.TimeoutExpired:
                 continue
+        self._temporary.close()

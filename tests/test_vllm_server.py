@@ -21,14 +21,16 @@ from evaluation.math.targets import (
 from evaluation.vllm_server import VLLMServer
 from sao.config import load_scale
 from sao.grid import open_grid
+from sao.temporary_folder import TemporaryFolder
 
 SERVER = """
-import http.server, json, os, subprocess, sys, time
+import http.server, json, os, subprocess, sys, tempfile, time
 
 words = sys.argv[1:]
 print(json.dumps({"words": words, "key": os.environ["VLLM_API_KEY"]}), flush=True)
 if "--fail" in words:
     sys.exit("ValueError: the model has 3 heads, which 2 GPUs cannot share")
+tempfile.mkstemp(prefix="socket-")
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 print(child.pid, flush=True)
 
@@ -58,6 +60,9 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PYTHONPATH", path)
     monkeypatch.syspath_prepend(str(tmp_path / "packages"))
     monkeypatch.delitem(sys.modules, "vllm", raising=False)
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setattr(TemporaryFolder, "of_launch", lambda: TemporaryFolder("sao-", temporary))
     return tmp_path
 
 
@@ -66,7 +71,7 @@ def runs(process: int) -> bool:
     return stat.exists() and " Z " not in stat.read_text()
 
 
-def test_it_answers_once_entered_and_leaves_no_process(package: Path) -> None:
+def test_it_answers_once_entered_and_leaves_no_process_and_no_file(package: Path) -> None:
     log = package / "logs" / "server.log"
     with VLLMServer("/models/tiny", log, 1024, 8, tensor_parallel=4, memory_share=0.5) as server:
         assert httpx.get(server.url.replace("/v1", "/health")).status_code == 200
@@ -78,7 +83,8 @@ def test_it_answers_once_entered_and_leaves_no_process(package: Path) -> None:
         expected |= {"--tensor-parallel-size": "4", "--gpu-memory-utilization": "0.5"}
         expected |= {"--generation-config": "vllm", "--logprobs-mode": "processed_logprobs"}
         assert expected.items() <= words.items()
-        assert runs(int(child))
+        assert runs(int(child)) and list(package.glob("tmp/sao-*/socket-*"))
+    assert not list(package.glob("tmp/*"))
     deadline = time.monotonic() + 10
     while runs(int(child)):
         assert time.monotonic() < deadline, "its workers end with it"
@@ -92,6 +98,7 @@ def test_a_failing_start_names_reason_and_log(package: Path) -> None:
         VLLMServer("tiny", log, 1024, 8, more=["--fail"]),
     ):
         pass
+    assert not list(package.glob("tmp/*"))
 
 
 def test_a_server_that_never_answers_is_given_up(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +106,7 @@ def test_a_server_that_never_answers_is_given_up(package: Path, monkeypatch: pyt
     server = VLLMServer("tiny", package / "server.log", 1024, 8)
     with pytest.raises(ServerError, match="does not answer after 0 s"), server:
         pass
-    assert server._process.returncode is not None
+    assert server._process.returncode is not None and not list(package.glob("tmp/*"))
 
 
 def test_without_vllm_the_mend_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,6 @@ import select
 import shutil
 import signal
 import subprocess
-import sys
-import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -25,12 +23,11 @@ from typing import Any, Self
 
 from evaluation.swe.outcomes import INFRASTRUCTURE_ERROR, RESOLVED
 from evaluation.swe.protocol import MAX_TURNS, TEST_SECONDS, WALL_SECONDS
-from evaluation.swe.training_watch import delete
 from sao.environments.base import EnvironmentFailure
 from sao.environments.swe import Attempt, ModelAddress, Row
+from sao.temporary_folder import TemporaryFolder, delete
 
 WORKER = "evaluation.swe.training_worker"
-WATCH = "evaluation.swe.training_watch"
 ROOT = Path(__file__).parents[2]
 START_SECONDS = 600  # for a worker's imports on a busy machine
 GRACE_SECONDS = 300  # for what a worker does beside the agent's time and the tests': start, stop, diff
@@ -65,18 +62,12 @@ class OpenHandsScaffold:
 
     def __init__(self, settings: ScaffoldSettings, workers: int, folder: Path | None = None) -> None:
         self.settings, self.count = settings, workers
-        self.folder = Path(tempfile.mkdtemp(prefix="swe-training-", dir=folder))
         self._idle: queue.Queue[Worker] = queue.Queue()
         self._all: list[Worker] = []
         self._lock = threading.Lock()
         self._closed = False
-        self._watch = subprocess.Popen(
-            [sys.executable, "-m", WATCH, str(self.folder)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
-            start_new_session=True,
-        )
+        self._temporary = TemporaryFolder("swe-training-", folder)
+        self.folder = self._temporary.path
 
     def __enter__(self) -> Self:
         try:
@@ -100,12 +91,7 @@ class OpenHandsScaffold:
             self._closed = True
             for worker in self._all:
                 worker.kill()
-        assert self._watch.stdin and self._watch.stdout
-        if not self._watch.stdin.closed:
-            self._watch.stdin.close()
-            self._watch.stdout.read()  # until all is cleared away
-            self._watch.stdout.close()
-            self._watch.wait()
+        self._temporary.close()
 
     def attempt(self, row: Row, address: ModelAddress) -> Attempt:
         """Run and grade one task in an idle worker."""
@@ -125,10 +111,8 @@ class OpenHandsScaffold:
 
     def _start(self, folder: Path) -> "Worker":
         """Start a worker and have it watched."""
-        assert self._watch.stdin
         worker = Worker(self.settings, folder)
-        self._watch.stdin.write(b"%d\n" % worker.group)
-        self._watch.stdin.flush()
+        self._temporary.watch(worker.group)
         return worker
 
     @contextmanager

@@ -23,6 +23,7 @@ from sao.openrlhf.nodes import NodesError, job_hosts
 from sao.openrlhf.sft_flags import CLI, checkpoints_folder, how_to_make_traces, sft_words, traces_file
 from sao.prepare import seal
 from sao.runlog import RunError
+from sao.temporary_folder import TemporaryFolder
 
 PORT = 29_400
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,16 +32,17 @@ ROOT = Path(__file__).resolve().parents[2]
 def fine_tune(scale: Scale, task: str, folder: Path, results: str) -> int:
     """Fine-tunes the scale's released model and seals `folder`; returns 0, or 1 where the command failed."""
     words = sft_words(scale, results)
-    assert scale.sft is not None and scale.model.path is not None  # or there would be no words
+    assert scale.sft and scale.cluster and scale.model.path is not None  # or there would be no words
     if not (traces := traces_file(scale.sft, results)).exists():
         raise RunError(f"{traces}: is missing; {how_to_make_traces(scale.sft, scale.model.path, results)}")
     check_versions()
     command = [*launcher(scale, os.environ), "-m", "sao.openrlhf.fine_tuning", *words]
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     ends_with_this = functools.partial(end_with, os.getpid())  # or a second start would write beside it
-    code = subprocess.run(
-        command, env=os.environ | {"PYTHONPATH": path}, preexec_fn=ends_with_this, check=False
-    ).returncode
+    with TemporaryFolder.of_launch() as temporary:
+        own = temporary.variables if scale.cluster.actor.nodes == 1 else {}  # other nodes have no such folder
+        environment = os.environ | {"PYTHONPATH": path} | own
+        code = subprocess.run(command, env=environment, preexec_fn=ends_with_this, check=False).returncode
     if code or not (folder / "policy" / "config.json").exists():
         print(
             f"{folder}: fine-tuning ended with code {code}; the same command goes on from its latest "

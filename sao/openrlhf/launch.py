@@ -1,7 +1,7 @@
 """Starts one run over OpenRLHF: Ray, this package's classes in OpenRLHF's places, OpenRLHF's command line.
 
 `LaunchAttempt` runs it in a process of its own, whose output is the attempt's log. All that it started ends
-with it: Ray ties its processes to the one that started them.
+with it: Ray ties its processes to the one that started them. Their temporary files go with it too.
 """
 
 import contextlib
@@ -26,6 +26,7 @@ from sao.prepare import require_preparation
 from sao.runlog import RunDirectory, RunFailure
 from sao.runlog_files import read_records, write_atomic, writing
 from sao.step_log import progress_line
+from sao.temporary_folder import TemporaryFolder
 
 PROGRESS_SECONDS = 10.0
 POLL_SECONDS = 0.5
@@ -74,11 +75,12 @@ class LaunchAttempt:
         given, outcome = (directory.path / f".{name}.tmp" for name in ("launch", "outcome"))
         outcome.unlink(missing_ok=True)
         given.write_bytes(pickle.dumps((run, settings, words)))
-        driver = self._start(given, outcome)
-        try:
-            self._wait(driver)
-        finally:
-            _stop(driver)
+        with TemporaryFolder.of_launch() as temporary:
+            driver = self._start(given, outcome, temporary)
+            try:
+                self._wait(driver)
+            finally:
+                _stop(driver)
         reason = json.loads(outcome.read_bytes())["reason"] if outcome.exists() else None
         for file in (given, outcome):
             file.unlink(missing_ok=True)
@@ -86,17 +88,19 @@ class LaunchAttempt:
             reason = reason or f"the driver ended with code {driver.returncode}"
             raise RunFailure(f"{reason}; see {directory.attempt_log_path}")
 
-    def _start(self, given: Path, outcome: Path) -> subprocess.Popen[bytes]:
+    def _start(self, given: Path, outcome: Path, temporary: TemporaryFolder) -> subprocess.Popen[bytes]:
         with self.directory.attempt_log_path.open("ab") as log:
-            return subprocess.Popen(
+            driver = subprocess.Popen(
                 [sys.executable, "-m", "sao.openrlhf.launch", str(given), str(outcome)],
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
-                env=os.environ | {"PYTHONPATH": _python_path()},
+                env=os.environ | {"PYTHONPATH": _python_path()} | temporary.variables,
                 start_new_session=True,  # Ctrl-C reaches this process alone, which then stops the driver
                 pass_fds=self.directory.lock_descriptors,  # the run stays locked while the driver lives
             )
+        temporary.watch(driver.pid)
+        return driver
 
     def _wait(self, driver: subprocess.Popen[bytes]) -> None:
         """Waits for the driver's end; prints a line now and then."""

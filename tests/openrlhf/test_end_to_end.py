@@ -194,6 +194,18 @@ def test_a_resumed_run_has_the_steps_and_rates_of_one_never_stopped(
     assert [attempt["status"] for attempt in attempts] == ["stopped", "finished"]
 
 
+def test_no_run_leaves_a_temporary_file(uninterrupted: Path, resumed: Path, temporary_files: Path) -> None:
+    """One was killed: sockets of its engine and Ray's session are gone as well."""
+    wait_until_empty(temporary_files)
+
+
+def wait_until_empty(folder: Path) -> None:
+    deadline = time.monotonic() + END_SECONDS
+    while left := list(folder.iterdir()):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
+
+
 def test_exported_weights_load_and_explain_the_engines_logprobs(uninterrupted: Path, prepared: Path) -> None:
     """Trainer log-probs of the logged trajectories, recomputed from the exported weights."""
     policy = load_policy(uninterrupted / "weights" / f"step-{RUN.training.updates}")
@@ -240,7 +252,9 @@ def trajectory_of(line: dict[str, Any]) -> Any:
     )
 
 
-def test_sigterm_stops_a_run_and_everything_it_started(prepared: Path, tmp_path: Path) -> None:
+def test_sigterm_stops_a_run_and_everything_it_started(
+    prepared: Path, tmp_path: Path, temporary_files: Path
+) -> None:
     results = fresh(prepared, tmp_path / "results")
     process = start(results)
     log = run_folder(results) / "attempt-1.log"
@@ -258,11 +272,12 @@ def test_sigterm_stops_a_run_and_everything_it_started(prepared: Path, tmp_path:
     assert not psutil.wait_procs(started, timeout=END_SECONDS)[1]
     attempts = json.loads((run_folder(results) / "provenance.json").read_text())["attempts"]
     assert attempts[0]["status"] == "interrupted"
+    assert not list(temporary_files.iterdir())
 
 
 @pytest.mark.parametrize("killed", ["the engine", "Ray's process above it"])
 def test_an_engine_that_dies_ends_the_run_with_one_message(
-    prepared: Path, tmp_path: Path, killed: str
+    prepared: Path, tmp_path: Path, temporary_files: Path, killed: str
 ) -> None:
     results = fresh(prepared, tmp_path / "results")
     folder, process = run_folder(results), start(results)
@@ -280,6 +295,7 @@ def test_an_engine_that_dies_ends_the_run_with_one_message(
     assert process.returncode == 1 and "engine" in message and "latest checkpoint" in message, output
     assert json.loads((folder / "failure.json").read_text())["reason"] in message
     assert not psutil.wait_procs(started, timeout=END_SECONDS)[1]
+    assert not list(temporary_files.iterdir())
 
 
 def name_of(process: psutil.Process) -> str:

@@ -11,7 +11,7 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
-from test_end_to_end import child_of, wait_for_the_end_of
+from test_end_to_end import child_of, wait_for_the_end_of, wait_until_empty
 from test_values import PREPARE, copied_experiments, wait_until
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -113,6 +113,11 @@ def test_it_goes_on_from_its_checkpoint(results: Path) -> None:
     output = (results.parent / "output").read_text()
     consumed = int(re.search(r"consumed_samples: (\d+)", output)[1])
     assert 10 * BATCH <= consumed < EPOCHS * TRACES and consumed % (10 * BATCH) == 0
+
+
+def test_nothing_is_left_where_temporary_files_lie(results: Path, temporary_files: Path) -> None:
+    """Neither of torchrun that was killed nor of the one that ended."""
+    wait_until_empty(temporary_files)
 
 
 def test_it_answers_as_the_traces_do(results: Path) -> None:

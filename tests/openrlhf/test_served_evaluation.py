@@ -30,7 +30,9 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("row", "step"), [("base_python", 0), ("sao", 2)])
-def test_vllm_serves_the_policy_for_its_evaluation(row: str, step: int, results: Path) -> None:
+def test_vllm_serves_the_policy_for_its_evaluation(
+    row: str, step: int, results: Path, temporary_files: Path
+) -> None:
     words = ["--row", row, "--scale", "tiny_math", "--benchmark", "aime_2025", "--data", "synthetic"]
     assert main([*words, "--results", str(results), "--concurrency", "4"]) == 0
     folder = results / "tiny_math" / "evaluations" / row / "seed0" / f"step{step}" / "aime_2025"
@@ -40,3 +42,4 @@ def test_vllm_serves_the_policy_for_its_evaluation(row: str, step: int, results:
     assert len(samples) == KNOWN * RUNS and sum(sample["verdict"] == "right" for sample in samples) >= 2
     assert all(sample["tool_calls"] == 1 for sample in samples if sample["verdict"] == "right")
     assert "vLLM" in (folder / "server.log").read_text(errors="replace")
+    assert not list(temporary_files.iterdir())

@@ -82,16 +82,15 @@ def is_engine(words: str) -> bool:
 class Training:
     """The run in a process of its own, with a place of its own for temporary files."""
 
-    def __init__(self, prepared: Path, folder: Path) -> None:
-        self.results, self.temporary = folder / "results", folder / "tmp"
+    def __init__(self, prepared: Path, folder: Path, temporary: Path) -> None:
+        self.results, self.temporary = folder / "results", temporary
         shutil.copytree(prepared, self.results)
-        self.temporary.mkdir()
         paths = os.pathsep.join(map(str, (REPOSITORY, Path(__file__).parent)))
-        environment = os.environ | {"PYTHONPATH": paths, "TMPDIR": str(self.temporary)}
+        environment = os.environ | {"PYTHONPATH": paths, "SAO_OPENHANDS_PYTHON": str(OPENHANDS)}
         self.process = subprocess.Popen(
             [sys.executable, "-c", TRAIN, str(self.results)],
             cwd=REPOSITORY,
-            env=environment | {"SAO_OPENHANDS_PYTHON": str(OPENHANDS), "RAY_TMPDIR": "/tmp"},
+            env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -112,8 +111,8 @@ class Training:
         assert self.process.returncode == 0, output + "".join(logs)
 
     def left(self) -> list[str]:
-        """Command lines of workers of this run, and their folders."""
-        found = [str(folder) for folder in self.temporary.glob("swe-*")]
+        """Command lines of workers of this run, and all temporary files."""
+        found = [str(file) for pattern in ("*", "*/swe-*") for file in self.temporary.glob(pattern)]
         for process in psutil.process_iter():
             words = command_of(process)
             if "evaluation.swe" in words and str(self.temporary) in words:
@@ -128,8 +127,10 @@ class Training:
 
 
 @pytest.fixture(scope="module")
-def finished(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Training]:
-    training = Training(prepared, tmp_path_factory.mktemp("finished"))
+def finished(
+    prepared: Path, tmp_path_factory: pytest.TempPathFactory, temporary_files: Path
+) -> Iterator[Training]:
+    training = Training(prepared, tmp_path_factory.mktemp("finished"), temporary_files)
     training.finish()
     yield training
 
@@ -157,17 +158,17 @@ def test_the_run_directory_is_that_of_every_run(finished: Training) -> None:
     assert [attempt["status"] for attempt in attempts] == ["finished"]
 
 
-def test_a_finished_run_leaves_no_worker_and_no_folder(finished: Training) -> None:
+def test_a_finished_run_leaves_no_worker_and_no_file(finished: Training) -> None:
     finished.wait_until_nothing_is_left()
 
 
 @pytest.mark.parametrize("end", ["sigterm", "engine killed"])
-def test_an_end_before_its_time_leaves_no_worker_and_no_folder(
-    prepared: Path, tmp_path: Path, end: str
+def test_an_end_before_its_time_leaves_no_worker_and_no_file(
+    prepared: Path, tmp_path: Path, temporary_files: Path, end: str
 ) -> None:
-    training = Training(prepared, tmp_path)
+    training = Training(prepared, tmp_path, temporary_files)
     deadline = time.monotonic() + START_SECONDS
-    while len(training.left()) < 3:  # folder and two workers are there
+    while len(training.left()) < 4:  # the launch's folder, the scaffold's in it, and two workers are there
         assert training.process.poll() is None and time.monotonic() < deadline
         time.sleep(0.2)
     if end == "sigterm":
