@@ -7,6 +7,7 @@ writes claims.csv, .md and .tex: each claim with its test, effect, interval and 
 
 import sys
 from collections.abc import Hashable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -141,9 +142,19 @@ def layout(claims: pd.DataFrame, logs: Logs, command: str) -> Sheet:
     )
 
 
+def write_claims(logs: Logs, stem: Path, command: str) -> None:
+    """Write the verdicts as `<stem>.csv`, `.md` and `.tex`; `command` is what makes them again."""
+    claims = build_claims(logs)
+    write_sheet(stem, claims, layout(claims, logs, command))
+
+
+def _claimed_rows() -> list[str]:
+    return list(dict.fromkeys(row for claim in load_artifacts().claims for row in claim.rows))
+
+
 def _problem_count(logs: Logs) -> str:
-    """The number of held-out problems of the runs, or numbers where tasks differ."""
-    finished = [run for row in logs.runs for run in logs.finished(row)]
+    """The number of held-out problems of the claims' runs, or numbers where tasks differ."""
+    finished = [run for row in _claimed_rows() for run in logs.finished(row)]
     return " or ".join(map(str, sorted({run.correct.shape[1] for run in finished}))) or "no"
 
 
@@ -195,11 +206,8 @@ def main(arguments: list[str] | None = None) -> None:
     options = beside_parser("analysis.claims", "Write the verdicts on the paper's claims.").parse_args(
         arguments
     )
-    rows = [row for claim in load_artifacts().claims for row in claim.rows]
-    logs = load_logs(options.runs, rows, options.beside)
-    claims = build_claims(logs)
-    command = regenerate_command("analysis.claims", options)
-    write_sheet(options.out, claims, layout(claims, logs, command))
+    logs = load_logs(options.runs, _claimed_rows(), options.beside)
+    write_claims(logs, options.out, regenerate_command("analysis.claims", options))
     print(f"wrote {options.out}.csv, .md and .tex")
 
 

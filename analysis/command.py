@@ -23,9 +23,9 @@ def parser(module: str, description: str) -> argparse.ArgumentParser:
     return options
 
 
-def artifact_parser(module: str, description: str) -> argparse.ArgumentParser:
-    """`beside_parser` with the choice of one artifact."""
-    options = beside_parser(module, description)
+def artifact_parser(module: str, description: str, beside: bool = True) -> argparse.ArgumentParser:
+    """`beside_parser`, or without `beside` `parser`, with the choice of one artifact."""
+    options = beside_parser(module, description) if beside else parser(module, description)
     options.add_argument("--artifact", help="write this one alone, e.g. table4; without it all")
     return options
 

@@ -7,6 +7,7 @@ writes comparisons.csv, .md and .tex: one line a row and table, for the score ov
 
 import sys
 from collections.abc import Hashable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -87,6 +88,12 @@ def lay_out(data: pd.DataFrame, logs: Logs, command: str) -> Sheet:
     software = any(is_software(tables[name]) for name in set(data["table"]))
     footer = f"Scale {logs.scale}. {FOOTER}{SOFTWARE_FOOTER if software else ''} Regenerate: `{command}`"
     return Sheet(f"Comparisons with {REFERENCE_ROW} at scale {logs.scale}", header, rows, [footer])
+
+
+def write_comparisons(logs: Logs, names: list[str], stem: Path, command: str) -> None:
+    """Write the comparisons as `<stem>.csv`, `.md` and `.tex`; `command` is what makes them again."""
+    data = build_comparisons(logs, names)
+    write_sheet(stem, data, lay_out(data, logs, command))
 
 
 def _table_lines(logs: Logs, name: str) -> list[dict[str, Any]]:
@@ -170,15 +177,14 @@ def _chance(value: float) -> str:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = artifact_parser("analysis.comparisons", "Write the tables' comparisons with SAO.")
+    parser = artifact_parser("analysis.comparisons", "Write the tables' comparisons with SAO.", beside=False)
     options = parser.parse_args(arguments)
     tables = load_artifacts().tables
     names = pick_artifacts(options.artifact, tables)
     logs = load_logs(options.runs, [REFERENCE_ROW, *(row for name in names for row in tables[name].run_rows)])
     extra = ["--artifact", options.artifact] if options.artifact else []
     command = regenerate_command("analysis.comparisons", options, *extra)
-    data = build_comparisons(logs, names)
-    write_sheet(options.out, data, lay_out(data, logs, command))
+    write_comparisons(logs, names, options.out, command)
     print(f"wrote {options.out}.csv, .md and .tex")
 
 

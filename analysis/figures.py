@@ -56,7 +56,7 @@ def draw_figure(logs: Logs, name: str, axis: XAxis, out: Path, command: str) -> 
     drawing.write_figure(composed.canvas, stem, composed.line)
     stem.with_suffix(".md").write_text(composed.caption, encoding="utf-8")
     write_data(stem.with_suffix(".csv"), composed.frames)
-    if load_artifacts().figures[name].mark_switches:
+    if load_artifacts().figures[name].mark_switches and axis == "updates":
         _write_recovery(logs, load_artifacts().figures[name], out / f"{name}_recovery", command)
     return stem
 

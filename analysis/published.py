@@ -113,6 +113,14 @@ def lay_out(
     return Sheet("Checks on the published values", header, rows, [*left, footer])
 
 
+def make_checks(folder: Path, command: str) -> tuple[pd.DataFrame, Sheet]:
+    """Every published value in `folder` with what was found about it, and the sheet of the findings."""
+    values, counts = load_values(folder), load_run_counts(folder)
+    findings = check_values(values, counts, load_captions(folder), load_curves(folder))
+    sheet = lay_out(values, counts, findings, command, missing_files(folder))
+    return build_table(values, counts, findings), sheet
+
+
 def _line(value: Value, counts: list[RunCount], findings: list[Finding]) -> dict[str, Any]:
     mine = [finding for finding in findings if finding.value is value]
     count = value.run_count(counts)
@@ -156,16 +164,13 @@ def main(arguments: list[str] | None = None) -> None:
         "any captions.csv and curves.csv",
     )
     options = parser.parse_args(arguments)
-    values, counts = load_values(options.values), load_run_counts(options.values)
-    findings = check_values(values, counts, load_captions(options.values), load_curves(options.values))
-    not_checked = missing_files(options.values)
     words = ["python", "-m", "analysis.published", "--out", str(options.out)]
     words += ["--values", str(options.values)] if options.values != PUBLISHED_FILE.parent else []
-    sheet = lay_out(values, counts, findings, shlex.join(words), not_checked)
-    write_sheet(options.out, build_table(values, counts, findings), sheet)
+    data, sheet = make_checks(options.values, shlex.join(words))
+    write_sheet(options.out, data, sheet)
     for row in sheet.rows or [[EMPTY, "nothing found"]]:
         print(": ".join(cell for cell in row if cell))
-    for what in not_checked:
+    for what in missing_files(options.values):
         print(f"not checked: {what}")
     print(f"wrote {options.out}.csv, .md and .tex")
 

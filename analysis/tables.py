@@ -6,6 +6,7 @@ writes each table as CSV (one line a value, with the runs it comes from), Markdo
 """
 
 import sys
+from pathlib import Path
 
 import pandas as pd
 
@@ -41,6 +42,11 @@ def make_table(logs: Logs, name: str, command: str, only: str | None = None) -> 
     return data, lay_out_evaluations(data, logs, name, command)
 
 
+def write_table(logs: Logs, name: str, stem: Path, command: str) -> None:
+    """Write a table as `<stem>.csv`, `.md` and `.tex`; `command` is what makes it again."""
+    write_sheet(stem, *make_table(logs, name, command))
+
+
 def main(arguments: list[str] | None = None) -> None:
     parser = artifact_parser("analysis.tables", "Write the tables as CSV, Markdown and LaTeX.")
     options = parser.parse_args(arguments)
@@ -50,7 +56,7 @@ def main(arguments: list[str] | None = None) -> None:
     logs = load_logs(options.runs, rows, options.beside)
     for name in names:
         command = regenerate_command("analysis.tables", options, "--artifact", name)
-        write_sheet(options.out / name, *make_table(logs, name, command))
+        write_table(logs, name, options.out / name, command)
         print(f"wrote {options.out / name}.csv, .md and .tex")
 
 

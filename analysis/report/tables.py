@@ -9,10 +9,7 @@ from analysis.artifacts import PUBLISHED_FILE, Table, load_artifacts
 from analysis.comparisons import build_comparisons
 from analysis.comparisons import lay_out as lay_out_comparisons
 from analysis.load import Logs
-from analysis.published import check_values
-from analysis.published import lay_out as lay_out_findings
-from analysis.published_values import load_run_counts, load_values
-from analysis.render import Sheet
+from analysis.published import make_checks
 from analysis.report.drawings import swatch
 from analysis.report.markup import QUOTED, Linker, TableView
 from analysis.tables import make_table
@@ -51,10 +48,7 @@ def has_rows(logs: Logs, table: Table) -> bool:
 
 def published_page(linker: Linker) -> TablePage:
     """What the checks on the published values found."""
-    values, counts = load_values(PUBLISHED_FILE.parent), load_run_counts(PUBLISHED_FILE.parent)
-    findings = check_values(values, counts)
-    command = "python -m analysis.published --out published"
-    sheet: Sheet = lay_out_findings(values, counts, findings, command)
+    _, sheet = make_checks(PUBLISHED_FILE.parent, "python -m analysis.published --out published")
     return TablePage("published", sheet.title, linker.sheet(sheet))
 
 
