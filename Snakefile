@@ -11,7 +11,7 @@
 #   snakemake --report workflow.html                               Snakemake's own report of what is made
 #
 # Switches: --config scale=cpu results=results seeds=5 runs=FOLDER beside=FOLDER endpoint=URL model=NAME
-# teacher=URL benchmarks=FOLDER openrlhf_python=FILE; for swe those of docs/swe.md
+# teacher=URL data=FOLDER benchmarks=FOLDER openrlhf_python=FILE; for swe those of docs/swe.md
 import os
 import signal
 import sys
@@ -21,11 +21,11 @@ from pathlib import Path
 from snakemake.utils import min_version
 
 from evaluation.math.targets import (
-    benchmarks_options,
     endpoint_options,
     evaluation_environment,
     evaluation_python,
     fetched_sets,
+    fetching_options,
     policy_pattern,
     policy_seals,
     teacher_options,
@@ -205,7 +205,7 @@ rule training_data:
     conda:
         "environment.yml"
     params:
-        options=benchmarks_options(config),
+        options=fetching_options(config),
     shell:
         "python -m evaluation.training_data fetch {wildcards.set} --out {output:q} {params.options} 2>&1 | tee -i {log:q}"
 

@@ -44,6 +44,24 @@ def check_digest(
     )
 
 
+def first_reading(revision: str, pin: Mapping[str, Any], locked: Mapping[str, Any]) -> bool:
+    """Whether what was read is to be recorded: nothing is yet, or no revision where one is known now."""
+    unread = recorded("sha256", pin, locked) == UNVERIFIED
+    return unread or locked.get("revision") == UNVERIFIED != revision
+
+
+def licence_on_card(hub: str, revision: str) -> str:
+    """The licence that a set's card on the Hub states, or "unverified" where it cannot be read."""
+    from huggingface_hub import HfApi
+
+    try:
+        card = HfApi().dataset_info(hub, revision=revision, timeout=30).card_data
+    except Exception:  # the Hub's client has no common class of errors; the rows were read already
+        return UNVERIFIED
+    licence = card.get("license") if card is not None else None
+    return str(licence) if licence else UNVERIFIED
+
+
 def record(path: Path, name: str, entry: dict[str, Any]) -> None:
     """Add an entry to a lock file, in whole or not at all."""
     content = {**read_pins(path), name: entry}
@@ -53,9 +71,16 @@ def record(path: Path, name: str, entry: dict[str, Any]) -> None:
 
 
 def download(
-    name: str, pin: Mapping[str, Any], revision: str, cache_dir: Path | None
+    name: str,
+    pin: Mapping[str, Any],
+    revision: str,
+    cache_dir: Path | None,
+    mend: str = "name its folder with --data-dir",
 ) -> tuple[Iterable[Mapping[str, Any]], str, str]:
-    """Rows, source and revision from the network or the cache of `datasets`; DataError with the mend."""
+    """Rows, source and revision from the network or the cache of `datasets`.
+
+    Raises DataError, whose message says which copy to make by hand, and then `mend`.
+    """
     import datasets
 
     datasets.disable_progress_bars()
@@ -79,8 +104,7 @@ def download(
         columns = ", ".join(pin["columns"].values())
         raise DataError(
             f"{name}: {address} can neither be downloaded nor found in the cache ({reason}); copy it by "
-            f"hand as {name}.jsonl, .csv or .parquet with the columns {columns} and name its folder with "
-            "--data-dir"
+            f"hand as {name}.jsonl, .csv or .parquet with the columns {columns} and {mend}"
         ) from None
     return rows, address, revision
 

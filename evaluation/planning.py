@@ -66,7 +66,7 @@ def data_findings(scale: Scale, results: str, sets: Path = SETS) -> list[Finding
         elif file.is_file():
             found.append(_fetched_finding(name, known[name]["loader"], results))
         else:
-            mend = f"fetch it: {fetch_command(name, known[name], results)}"
+            mend = f"fetch it: {fetch_command(name, results)}"
             found.append(Finding(f"data {name}", f"{known[name]['hub']} is not there as {file}", mend))
     return found
 

@@ -4,8 +4,9 @@
     python -m evaluation.training_data fetch math_prompts [--out FILE]
 
 `experiments/data.yaml` names a set for each use. `check` prints what a set is found to be; `fetch` also
-writes the rows to train on, one JSON object a line with `id`, `text` and `answer`, without those that a
-benchmark holds. What is read the first time is recorded in a lock file, and other data is refused afterwards.
+writes the rows to train on without those that a benchmark holds: one JSON object a line, with `id`, `text`
+and `answer`, or a task of software engineering (see `evaluation.swe.task_set`). What is read the first time
+is recorded in a lock file, and other data is refused afterwards.
 """
 
 import argparse
@@ -15,13 +16,15 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from evaluation.data_files import (
     UNVERIFIED,
     DataError,
     check_digest,
     download,
+    first_reading,
+    licence_on_card,
     read_folder,
     read_pins,
     record,
@@ -33,10 +36,12 @@ from sao.config_files import closest
 from sao.runlog import RunError
 from sao.runlog_files import write_atomic
 
+if TYPE_CHECKING:
+    from evaluation.swe.task_set import TaskSet
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 SETS = REPOSITORY / "experiments" / "data.yaml"
 LOCK = REPOSITORY / "experiments" / "data.lock.yaml"
-SWE_COMMAND = "python -m evaluation.swe.datasets convert"
 
 
 @dataclass(frozen=True)
@@ -67,6 +72,24 @@ class TrainingSet:
         left_out = {overlap.row for overlap in self.overlaps}
         unique = {row.text: row for row in reversed(self.rows) if row.id not in left_out}
         return [row for row in self.rows if unique.get(row.text) is row]
+
+    def report(self) -> list[str]:
+        """Lines that say which rows are a benchmark's, and what the set is found to be."""
+        found = [
+            f"row {overlap.row} is {overlap.problem} of {overlap.benchmark} (shares {overlap.share:.0%})"
+            for overlap in self.overlaps
+        ]
+        return [
+            *found,
+            f"{self.title}: {len(self.rows)} rows from {self.source} at {self.revision}, "
+            f"{len(self.overlaps)} in a benchmark, {self.repeated} repeated, {len(self.kept)} to train on",
+        ]
+
+    def write(self, out: Path) -> None:
+        """Write the rows to train on as JSON Lines."""
+        lines = [json.dumps({"id": row.id, "text": row.text, "answer": row.answer}) for row in self.kept]
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(out, "".join(line + "\n" for line in lines).encode())
 
 
 def checksum(rows: Iterable[Row]) -> str:
@@ -104,7 +127,7 @@ def load(
     overlaps = [found for row in rows if (found := index.find(row.id, row.text)) is not None]
     repeated = len(rows) - len({row.text for row in rows})
     loaded = TrainingSet(name, pin["title"], rows, tuple(overlaps), repeated, source, revision, digest)
-    if recorded("sha256", pin, locked) == UNVERIFIED or (locked.get("revision") == UNVERIFIED != revision):
+    if first_reading(revision, pin, locked):
         licence = UNVERIFIED if data_dir is not None else licence_on_card(pin["hub"], revision)
         record(lock, name, _entry(loaded, licence, pin["benchmarks"]))
     return loaded
@@ -115,23 +138,25 @@ def fetched_file(name: str, results: str) -> Path:
     return Path(results, "data", f"{name}.jsonl")
 
 
-def fetch_command(name: str, pin: Mapping[str, Any], results: str) -> str:
+def fetch_command(name: str, results: str) -> str:
     """The command that puts a set's rows there."""
-    command = f"python -m evaluation.training_data fetch {name}"
-    if pin["loader"] == "swe":
-        command = f"{SWE_COMMAND} {pin['source']}"
-    return f"{command} --out {fetched_file(name, results)}"
+    return f"python -m evaluation.training_data fetch {name} --out {fetched_file(name, results)}"
+
+
+def how_to_fetch(name: str, results: str) -> str:
+    """What a user has to do who lacks a set's rows."""
+    known = read_pins(SETS)
+    if name in known:
+        return f"fetch it: {fetch_command(name, results)}"
+    return f"{SETS.name} has no set {name}{closest(name, known)}; add it there"
 
 
 def pin_of(name: str, sets: Path = SETS) -> dict[str, Any]:
-    """A set's entry; DataError for an unknown name, or one that another command loads."""
+    """A set's entry; DataError for an unknown name."""
     known = read_pins(sets)
     if name not in known:
         raise DataError(f"{sets.name}: no set {name}{closest(name, known)}")
-    pin = known[name]
-    if pin["loader"] == "swe":
-        raise DataError(f"{name}: its tasks are converted by: {fetch_command(name, pin, 'results')}")
-    return pin
+    return known[name]
 
 
 def read_rows(
@@ -167,18 +192,6 @@ def benchmark_index(names: Iterable[str], benchmarks_dir: Path | None) -> Benchm
     return index
 
 
-def licence_on_card(hub: str, revision: str) -> str:
-    """The licence that the set's card on the Hub states, or "unverified" where it cannot be read."""
-    from huggingface_hub import HfApi
-
-    try:
-        card = HfApi().dataset_info(hub, revision=revision, timeout=30).card_data
-    except Exception:  # the Hub's client has no common class of errors; the rows were read already
-        return UNVERIFIED
-    licence = card.get("license") if card is not None else None
-    return str(licence) if licence else UNVERIFIED
-
-
 def _entry(loaded: TrainingSet, licence: str, benchmarks: list[str]) -> dict[str, Any]:
     counts = {name: sum(overlap.benchmark == name for overlap in loaded.overlaps) for name in benchmarks}
     return {
@@ -201,16 +214,16 @@ def fetched_rows(name: str, results: str) -> list[Row]:
     """
     file = fetched_file(name, results)
     if not file.exists():
-        raise DataError(f"{file}: is not there; {_how_to_fetch(name, results)}")
+        raise DataError(f"{file}: is not there; {how_to_fetch(name, results)}")
     try:
         lines = file.read_text(encoding="utf-8").split("\n")  # splitlines would cut texts with a U+2028
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{file}: cannot be read: {error}; {_how_to_fetch(name, results)}") from None
+        raise DataError(f"{file}: cannot be read: {error}; {how_to_fetch(name, results)}") from None
     rows = [_row(file, number, line) for number, line in enumerate(lines, start=1) if line]
     expected = read_pins(LOCK).get(name, {}).get("kept_sha256", UNVERIFIED)
     if expected not in (UNVERIFIED, checksum(rows)):
         raise DataError(
-            f"{file}: holds other rows than {LOCK.name} records for {name}; {_how_to_fetch(name, results)}"
+            f"{file}: holds other rows than {LOCK.name} records for {name}; {how_to_fetch(name, results)}"
         )
     return rows
 
@@ -228,18 +241,13 @@ def _row(file: Path, number: int, line: str) -> Row:
     )
 
 
-def _how_to_fetch(name: str, results: str) -> str:
-    known = read_pins(SETS)
-    if name in known:
-        return f"fetch it: {fetch_command(name, known[name], results)}"
-    return f"{SETS.name} has no set {name}{closest(name, known)}; add it there"
+def load_any(name: str, data_dir: Path | None, benchmarks_dir: Path | None) -> "TrainingSet | TaskSet":
+    """A set by whichever loader its entry names. Raises DataError with the mend."""
+    if pin_of(name, SETS)["loader"] != "swe":
+        return load(name, data_dir, benchmarks_dir=benchmarks_dir, sets=SETS, lock=LOCK)
+    from evaluation.swe.task_set import load_task_set
 
-
-def write_rows(loaded: TrainingSet, out: Path) -> None:
-    """Write the rows to train on as JSON Lines."""
-    lines = [json.dumps({"id": row.id, "text": row.text, "answer": row.answer}) for row in loaded.kept]
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(out, "".join(line + "\n" for line in lines).encode())
+    return load_task_set(name, data_dir, benchmarks_dir, sets=SETS, lock=LOCK)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -254,21 +262,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="default: results/data/<set>.jsonl")
     options = parser.parse_args(arguments)
     try:
-        loaded = load(
-            options.set, options.data_dir, benchmarks_dir=options.benchmarks_dir, sets=SETS, lock=LOCK
-        )
-        for overlap in loaded.overlaps:
-            print(
-                f"row {overlap.row} is {overlap.problem} of {overlap.benchmark} (shares {overlap.share:.0%})"
-            )
-        print(
-            f"{loaded.title}: {len(loaded.rows)} rows from {loaded.source} at {loaded.revision}, "
-            f"{len(loaded.overlaps)} in a benchmark, {loaded.repeated} repeated, "
-            f"{len(loaded.kept)} to train on"
-        )
+        loaded = load_any(options.set, options.data_dir, options.benchmarks_dir)
+        print("\n".join(loaded.report()))
         if options.command == "fetch":
             out = options.out or fetched_file(options.set, "results")
-            write_rows(loaded, out)
+            loaded.write(out)
             print(f"wrote {out}")
     except (DataError, RunError, OSError) as problem:
         print(problem, file=sys.stderr)

@@ -22,6 +22,7 @@ class Switches:
     seeds: tuple[int, ...] | None = None  # None: the scale's own
     beside: tuple[str, ...] = ()  # folders of imported runs to show too, apart by commas
     endpoint: str | None = None  # base URL that serves what is evaluated, in place of the local engine
+    data: str | None = None  # folder of the sets that training draws from, for work offline
     benchmarks: str | None = None  # folder of the benchmarks' files, for work offline
     teacher: str | None = None  # base URL that serves the model whose traces fine-tuning imitates
     model: str | None = None  # its name there; the row by default

@@ -218,8 +218,8 @@ def test_data_must_be_fetched(tmp_path: Path) -> None:
     damaged = by_subject(planning.data_findings(load_scale("paper_math"), str(tmp_path)))["data math_prompts"]
     assert damaged.mend == "mend or remove the line" and "line 1: is no JSON object" in damaged.found
     (swe,) = planning.data_findings(load_scale("paper_swe"), str(tmp_path))
-    assert "python -m evaluation.swe.datasets convert swe_rebench --out" in swe.mend
     tasks = tmp_path / "data/swe_tasks.jsonl"
+    assert swe.mend == f"fetch it: python -m evaluation.training_data fetch swe_tasks --out {tasks}"
     tasks.write_text("{}\n")
     (swe,) = planning.data_findings(load_scale("paper_swe"), str(tmp_path))
     assert "was not compared with SWE-Bench Verified" in swe.found

@@ -77,7 +77,9 @@ ROWS: dict[str, dict[str, Any]] = {
 
 
 def converted(source: str, **changes: Any) -> dict[str, Any]:
-    return convert(source, [ROWS[source] | changes], "here")[0]
+    tasks, left_out = convert(source, [ROWS[source] | changes], "here")
+    assert not left_out
+    return tasks[0]
 
 
 @pytest.mark.parametrize("source", SOURCES)
@@ -163,6 +165,14 @@ def test_a_row_that_lacks_a_field_is_named(source: str, changes: dict[str, Any],
     with pytest.raises(TaskError, match="here: row 0 ") as refused:
         converted(source, **changes)
     assert said in str(refused.value) and SOURCES[source].hub in str(refused.value)
+
+
+def test_rows_that_no_task_can_be_made_of_are_counted_and_left_out() -> None:
+    whole = ROWS["swe_rebench"]
+    without_image = whole | {"docker_image": None, "instance_id": "owner__calc-8"}
+    tasks, left_out = convert("swe_rebench", [without_image, whole, without_image], "here")
+    assert [task["instance_id"] for task in tasks] == ["Owner__calc-7"]
+    assert left_out == {"lacks docker_image": 2}
 
 
 def test_files_of_a_patch() -> None:

@@ -157,9 +157,8 @@ def test_tasks_of_a_data_set_must_be_there_and_compared_with_the_benchmark(
     tmp_path: Path, verified: Path, model: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     task, file = PAPER.model_copy(update={"held_out_instances": 2}), tmp_path / "data/swe_tasks.jsonl"
-    with pytest.raises(
-        ConfigError, match=r"swe_tasks.jsonl: the tasks are not there; make them with: python"
-    ):
+    fetch = rf"python -m evaluation\.training_data fetch swe_tasks --out {file}"
+    with pytest.raises(ConfigError, match=rf"{file}: the tasks are not there; fetch it: {fetch}"):
         make_environment(task, model, str(tmp_path))
     file.parent.mkdir()
     write_rows(file, rows(9))

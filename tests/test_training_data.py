@@ -30,14 +30,13 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "sha256": "unverified",
     }
     sums = pin | {"loader": "problems", "columns": {"id": "key", "text": "problem", "answer": "answer"}}
-    tasks = pin | {"loader": "swe", "source": "gym", "columns": {}, "benchmarks": []}
     texts = pin | {"loader": "texts", "columns": {"text": "prompt"}, "benchmarks": []}
     contest = pin | {
         "columns": {"id": "key", "problem": "problem", "answer": "answer"},
         "rows": 2,
         "answers": "any",
     }
-    sets = {"sums": sums | {"benchmarks": ["contest"]}, "tasks": tasks, "texts": texts}
+    sets = {"sums": sums | {"benchmarks": ["contest"]}, "texts": texts}
     (tmp_path / "data.yaml").write_text(yaml.safe_dump(sets))
     (tmp_path / "benchmarks.yaml").write_text(yaml.safe_dump({"contest": contest}))
     for module, files in ((training_data, ("SETS", "data")), (benchmarks, ("PINS", "benchmarks"))):
@@ -165,10 +164,6 @@ def test_command(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     for arguments, message in (
         (["check", "sum"], "data.yaml: no set sum; did you mean sums?"),
-        (
-            ["check", "tasks"],
-            "tasks: its tasks are converted by: python -m evaluation.swe.datasets convert gym",
-        ),
         (["check", "texts", "--data-dir", str(project / "out")], "texts: no file in"),
     ):
         assert training_data.main(arguments) == 2

@@ -71,7 +71,7 @@ def test_dry_run_of_a_clean_clone_is_the_papers_grid(tmp_path: Path) -> None:
             | {"pretrain_values": 2, "train": 10, "evaluate_math": 32}
             | {"table": 4, "figure": 5},
         ),
-        ("paper_swe", {"pretrain_values": 1, "train": 2, "table": 1}),
+        ("paper_swe", {"training_data": 1, "pretrain_values": 1, "train": 2, "table": 1}),
         ("paper_writing", {"training_data": 1, "pretrain_values": 1, "train": 2, "figure": 1}),
     ],
 )
@@ -102,6 +102,15 @@ def test_data_and_traces_that_are_there_are_not_made_again(tmp_path: Path) -> No
     assert dry_run(*target, folder=tmp_path) == {"warm_start": 1, "train": 1}
 
 
+def test_copies_of_data_and_benchmarks_reach_the_command(tmp_path: Path) -> None:
+    target = "results/data/swe_tasks.jsonl"
+    switches = ["--config", "scale=paper_swe", "data=my sets", "benchmarks=copies"]
+    command = [*SNAKEMAKE, target, "-n", "-p", "-s", str(ROOT / "Snakefile"), "--directory", str(tmp_path)]
+    done = subprocess.run([*command, *switches], capture_output=True, text=True, check=True)
+    options = "--data-dir 'my sets' --benchmarks-dir copies"
+    assert f"evaluation.training_data fetch swe_tasks --out {target} {options}" in done.stdout + done.stderr
+
+
 def test_one_row_trains_itself_and_sao(tmp_path: Path) -> None:
     jobs = dry_run("results/cpu/rows/vapo.md", folder=tmp_path)
     assert jobs == {"warm_start": 1, "pretrain_values": 2, "train": 6, "row": 1}
@@ -123,7 +132,7 @@ def test_swe_makes_table_2_behind_all_evaluations(tmp_path: Path) -> None:
     given = ("--config", "scale=paper_swe", "endpoint=http://127.0.0.1:1/v1")
     jobs = dry_run("swe", *given, folder=tmp_path)
     made = {"evaluate_swe": 3, "grade_swe": 3, "swe_scores": 1, "table": 1, "swe": 1}
-    assert jobs == {"pretrain_values": 1, "train": 2} | made
+    assert jobs == {"training_data": 1, "pretrain_values": 1, "train": 2} | made
 
 
 def test_failed_evaluation_is_shown_and_made_when_started_again(project: Project) -> None:

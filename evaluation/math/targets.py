@@ -131,7 +131,7 @@ def training_inputs(grid: Grid, row: str, seed: str) -> list[str]:
 
 def fetched_sets() -> list[str]:
     """Names of the sets that `evaluation.training_data` fetches."""
-    return [name for name, pin in read_pins(SETS).items() if pin["loader"] != "swe"]
+    return list(read_pins(SETS))
 
 
 def _to_fetch(name: str, results: str) -> list[str]:
@@ -139,9 +139,12 @@ def _to_fetch(name: str, results: str) -> list[str]:
     return [str(file)] if name in fetched_sets() and not file.exists() else []
 
 
-def benchmarks_options(switches: Mapping[str, object]) -> str:
-    """Options of `evaluation.training_data` for the workflow's switch `benchmarks`, quoted for a shell."""
-    return shlex.join(["--benchmarks-dir", str(switches["benchmarks"])]) if "benchmarks" in switches else ""
+def fetching_options(switches: Mapping[str, object]) -> str:
+    """Options of `evaluation.training_data`, quoted for a shell: the switches `data` and `benchmarks`."""
+    folders = [("--data-dir", "data"), ("--benchmarks-dir", "benchmarks")]
+    return shlex.join(
+        word for option, name in folders if name in switches for word in (option, str(switches[name]))
+    )
 
 
 def teacher_options(switches: Mapping[str, object]) -> str:

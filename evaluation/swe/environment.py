@@ -29,7 +29,7 @@ from evaluation.swe.tasks import TaskError, load_tasks
 from evaluation.swe.tiny_tasks import build_tiny_tasks
 from evaluation.swe.tiny_traces import TinyTasks
 from evaluation.swe.training import ROOT, OpenHandsScaffold, ScaffoldSettings
-from evaluation.training_data import fetched_file
+from evaluation.training_data import fetched_file, how_to_fetch
 from sao.background_server import BackgroundServer
 from sao.config import ConfigError
 from sao.environments.base import pools_by_hash
@@ -119,7 +119,7 @@ def environment_of_data_set(task: "SWETask", model: "Model", results: str) -> Sc
     Raises ConfigError, with the mend, where data or tokenizer are missing, and ChatFormatError for a
     tokenizer whose template cannot carry a conversation.
     """
-    rows = training_rows(fetched_file(task.data, results))
+    rows = training_rows(task.data, results)
     tokenizer = released_tokenizer(model)
     ChatFormat(tokenizer)
     vocabulary = token_texts(tokenizer, model.vocabulary_size)
@@ -144,13 +144,11 @@ def check_task(task: "SWETask | TinySWETask") -> None:
         raise ConfigError(f"task {task.name}: {error}") from error
 
 
-def training_rows(file: Path) -> list[Row]:
-    """The rows of a file that was compared with SWE-Bench Verified; ConfigError otherwise."""
+def training_rows(name: str, results: str) -> list[Row]:
+    """The rows of a fetched set that was compared with SWE-Bench Verified; ConfigError otherwise."""
+    file = fetched_file(name, results)
     if not file.is_file():
-        raise ConfigError(
-            f"{file}: the tasks are not there; make them with: python -m evaluation.swe.datasets convert "
-            f"swe_rebench --out {file}, then: python -m evaluation.swe.datasets check {file} --clean {file}"
-        )
+        raise ConfigError(f"{file}: the tasks are not there; {how_to_fetch(name, results)}")
     try:
         require_checked(file)
         return [task.row for task in load_tasks(file, complete=False)]
