@@ -19,7 +19,7 @@ from sao.critic import ValueModel
 from sao.local.packed_batch import PackedBatch, TrainingError, prefix_values
 from sao.local.trainer import Trainer
 from sao.rewards import overlong_penalty
-from sao.trajectory import Trajectory
+from sao.trajectory import Status, Trajectory
 
 RATE = 3e-3
 Networks = tuple[Qwen3MoeForCausalLM, ValueModel]
@@ -95,11 +95,11 @@ def values_by_hand(value_model: ValueModel, made: Trajectory) -> Tensor:
     return values[:-1][torch.from_numpy(made.action_mask[1:])]
 
 
-def gae_by_hand(values: list[float], reward: float, alpha: float) -> list[float]:
+def gae_by_hand(values: list[float], reward: float, alpha: float, final_value: float = 0.0) -> list[float]:
     """Advantages of the action tokens of one trajectory: eq. 4-5 with gamma 1, observations dropped."""
     lam = max(0.0, 1 - 1 / (alpha * len(values)))
     advantages = [0.0] * len(values)
-    following_value = following = 0.0
+    following_value, following = final_value, 0.0
     for t in range(len(values) - 1, -1, -1):
         delta = (reward if t == len(values) - 1 else 0.0) + following_value - values[t]
         following = delta + lam * following
@@ -140,9 +140,16 @@ def ppo_by_hand(logprobs: Tensor, old: Sequence[float], advantages: Sequence[flo
 
 
 def critic_steps_by_hand(
-    value_model: ValueModel, trajectories: Sequence[Trajectory], updates: int, rate: float
+    value_model: ValueModel,
+    trajectories: Sequence[Trajectory],
+    updates: int,
+    rate: float,
+    clip: float = float("inf"),
 ) -> list[list[list[float]]]:
-    """Trains the value model in place; the values of each trajectory before the first and after the last."""
+    """Trains the value model in place; the values of each trajectory before the first and after the last.
+
+    A value counts as no further than `clip` from the one before the first update, where its error is larger.
+    """
 
     def values() -> list[Tensor]:
         return [values_by_hand(value_model, made) for made in trajectories]
@@ -151,10 +158,12 @@ def critic_steps_by_hand(
     optimizer = adamw(value_model, rate)
     seen = [[row.tolist() for row in values()]]
     for _ in range(updates):
-        errors = [
-            (row - made.reward).square().sum() for row, made in zip(values(), trajectories, strict=True)
-        ]
-        step_by_hand(value_model, optimizer, sum(errors, torch.zeros(())) / tokens)
+        errors = torch.zeros(())
+        for row, first, made in zip(values(), seen[0], trajectories, strict=True):
+            near = torch.maximum(torch.minimum(row, torch.tensor(first) + clip), torch.tensor(first) - clip)
+            error = (row - made.reward).square()
+            errors = errors + torch.maximum(error, (near - made.reward).square()).sum()
+        step_by_hand(value_model, optimizer, errors / tokens)
     with torch.no_grad():
         seen.append([row.tolist() for row in values()])
     return seen
@@ -233,6 +242,74 @@ def test_one_policy_step_whatever_the_number_of_turns(networks: Networks) -> Non
         trainer = trainer_of("sao", networks)
         trainer.update(made, 0)
         assert {int(state["step"]) for state in trainer.optimizer.state.values()} == {1}
+
+
+def test_values_are_clipped_at_those_before_the_first_update(
+    networks: Networks, trajectories: list[Trajectory]
+) -> None:
+    """Every one of four updates measures the distance from there, so that the clip soon stops the values."""
+    trainer = trainer_of("sao_full_critic", networks, critic={"value_clip": 0.02, "updates_per_batch": 4})
+    trainer.update(trajectories, 0)
+    assert trainer.critic is not None
+    clipped, free = (copy.deepcopy(networks[1]) for _ in range(2))
+    critic_steps_by_hand(clipped, trajectories, 4, 5 * RATE, clip=0.02)
+    critic_steps_by_hand(free, trajectories, 4, 5 * RATE)
+    same_weights(trainer.critic.value_model, clipped)
+    assert not torch.allclose(free.head.weight, clipped.head.weight, atol=RATE, rtol=0)
+
+
+# --- Truncation and whitening ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("row", ["sao", "sao_no_skip"])
+@pytest.mark.parametrize("bootstraps", [False, True])
+def test_truncated_trajectories_end_with_their_value_where_the_row_says_so(
+    networks: Networks, trajectories: list[Trajectory], row: str, bootstraps: bool
+) -> None:
+    """By default a trajectory that a limit cut has no future either; others never have one."""
+    settings = {"bootstrap_truncated": True} if bootstraps else {}
+    trainer = trainer_of(row, networks, advantage=settings)
+    for place, made in enumerate(trajectories):
+        made.status = Status.TRUNCATED if place % 2 else Status.COMPLETED
+    shown = trainer.inspect(trajectories)["advantages"]
+    assert shown is not None
+    for place, made in enumerate(trajectories):
+        last = int(np.flatnonzero(made.action_mask)[-1])
+        with torch.no_grad():
+            networks[1].backbone.set_attn_implementation("eager")
+            value = networks[1](torch.from_numpy(made.token_ids)[None])[0, last].item()
+            at_last = values_by_hand(networks[1], made)[-1].item()
+        future = value if bootstraps and place % 2 else 0.0
+        assert shown[place, last].item() == pytest.approx(made.reward + future - at_last, abs=1e-4)
+
+
+@pytest.mark.parametrize("whiten", [False, True])
+def test_advantages_are_whitened_over_the_tokens_of_the_update_alone(
+    networks: Networks, trajectories: list[Trajectory], whiten: bool
+) -> None:
+    """Where the row asks for it; else the policy's loss has them as GAE gives them, not even centred."""
+    trainer = trainer_of("sao", networks, advantage={"whiten": whiten})
+    shown = trainer.inspect(trajectories)["advantages"]
+    record = trainer_of(
+        "sao", networks, advantage={"whiten": whiten}, critic={"advantages_after_updates": False}
+    ).update(trajectories, 0)
+    advantages, loss = [], torch.zeros(())
+    with torch.no_grad():
+        for made in trajectories:
+            advantages += gae_by_hand(values_by_hand(networks[1], made).tolist(), made.reward, 1.5)
+    if whiten:
+        advantages = [(one - np.mean(advantages)) / np.std(advantages, ddof=1) for one in advantages]
+    actions = torch.from_numpy(np.concatenate([made.action_mask for made in trajectories]))
+    assert shown is not None
+    flat = torch.cat([shown[place, : len(made.token_ids)] for place, made in enumerate(trajectories)])
+    torch.testing.assert_close(flat[actions], torch.tensor(advantages).float(), atol=1e-4, rtol=1e-4)
+    assert (flat[~actions] == 0).all()
+    left = iter(advantages)
+    for made in trajectories:
+        rollout = made.rollout_logprobs[made.action_mask]
+        given = [next(left) for _ in rollout]
+        loss = loss + dis_by_hand(logprobs_by_hand(networks[0], made), rollout, given)
+    assert record["policy_loss"] == pytest.approx(loss.item() / len(advantages), abs=1e-5)
 
 
 # --- Minibatches and old log-probs -------------------------------------------------------------------------

@@ -170,12 +170,46 @@ def test_doubtful_logs(text: str, reason: str) -> None:
     assert log_suspicions(text, "parse_log_pytest") == [reason]
 
 
+NAMES = {"FAIL_TO_PASS": '["t.py::test_a"]', "PASS_TO_PASS": '["t.py::test_b"]'}
+LOGS = {
+    "an expected failure is a pass": (
+        "PASSED t.py::test_b\nXFAIL t.py::test_a\n== 1 passed, 1 xfailed in 0.1s ==",
+        "resolved",
+    ),
+    "a test that did not run has not passed": ("PASSED t.py::test_b\n== 1 passed in 0.1s ==", "tests_fail"),
+    "nor has one that ran before": ("PASSED t.py::test_a\n== 1 passed in 0.1s ==", "tests_fail"),
+    "a runner that breaks passes nothing": ("ImportError: t.py\n", "tests_fail"),
+    "a skipped test has not passed": (
+        "PASSED t.py::test_b\nSKIPPED t.py::test_a\n== 1 passed, 1 skipped in 0.1s ==",
+        "tests_fail",
+    ),
+    "a line cut short": (PASSED + "FAILED\nERROR \n=== 2 passed in 0.1s ===", "resolved"),
+    "forged lines before an early end": (PASSED, "suspect"),
+}
+
+
+@pytest.mark.parametrize("parser", ["parse_log_pytest", "parse_log_pytest_v2", "parse_log_astropy"])
+def test_what_logs_come_to(built: tuple[Path, list[Task]], tmp_path: Path, parser: str) -> None:
+    """Side by side, by every parser of pytest's lines: no log spoils the verdict on another."""
+    row = built[1][0].row | NAMES | {"log_parser": parser}
+    tasks = [Task(row | {"instance_id": f"project__name-{place}"}) for place in range(len(LOGS))]
+    patches = {task.instance_id: new_file("code.py", "x = 1") for task in tasks}
+    chosen = Grading(tmp_path, "m", "bubblewrap")
+    for task, (body, _) in zip(tasks, LOGS.values(), strict=True):
+        logs = chosen.logs(patches, task.instance_id)
+        logs.mkdir(parents=True)
+        (logs / "test_output.txt").write_text(log(body))
+    found = regrade(chosen, tasks, patches)
+    outcomes = [found[task.instance_id].outcome for task in tasks]
+    assert dict(zip(LOGS, outcomes, strict=True)) == {name: outcome for name, (_, outcome) in LOGS.items()}
+
+
 class FiveHundred:
     """An evaluation of 500 made-up tasks whose logs are there: 149 resolved, 5 suspect, 20 empty patches."""
 
     def __init__(self, root: Path, pattern: Task) -> None:
         self.folder = root / "sao_swe" / "seed0" / "step400" / "swe_bench_verified"
-        row = pattern.row | {"FAIL_TO_PASS": '["t.py::test_a"]', "PASS_TO_PASS": '["t.py::test_b"]'}
+        row = pattern.row | NAMES
         self.tasks = [Task(row | {"instance_id": f"project__name-{place}"}) for place in range(500)]
         spec = {
             "row": "sao_swe",
