@@ -1,6 +1,10 @@
 """What commands in a sandbox of the tiny tasks may take of this machine."""
 
+import os
 import shutil
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +14,30 @@ from evaluation.swe import sandbox
 from evaluation.swe.sandbox import Sandbox
 
 pytestmark = pytest.mark.skipif(not shutil.which("bwrap"), reason="needs bubblewrap")
+ROOT = Path(__file__).parents[1]
+FORKS = 200
+BOMB = f"""\
+import os, time
+made = 0
+try:
+    for _ in range({FORKS}):
+        if os.fork() == 0:
+            time.sleep(20)
+            os._exit(0)
+        made += 1
+except OSError as error:
+    print(made, os.strerror(error.errno), flush=True)
+os.killpg(0, 9)
+"""
+REACH = """\
+import errno, socket
+print(socket.if_nameindex())
+for place in (("127.0.0.1", PORT), ("192.0.2.1", 80)):
+    try:
+        socket.create_connection(place, timeout=5)
+    except OSError as error:
+        print(errno.errorcode[error.errno])
+"""
 TAKE = "import sys; taken = bytearray(int(sys.argv[1])); print(len(taken))"
 
 
@@ -47,3 +75,46 @@ def test_a_sandbox_that_is_held_open_has_the_limit_too(
     limits = Path(f"/proc/{inside}/limits").read_text()
     [line] = [line for line in limits.splitlines() if line.startswith("Max address space")]
     assert line.split()[3:5] == [str(2**29)] * 2
+
+
+def test_the_number_of_processes_is_limited(opened: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox, "PROCESSES", 40)
+    _, said = opened.run(["python", "-c", BOMB])
+    made, _, reason = said.decode().strip().partition(" ")
+    assert reason == "Resource temporarily unavailable" and 30 < int(made) <= 40
+    _, said = opened.run(["bash", "-c", "ulimit -u unlimited; prlimit --nproc=unlimited --pid $$; ulimit -u"])
+    assert said.decode().splitlines()[-1] == "40" and b"not permitted" in said
+
+
+def test_sandboxes_do_not_share_the_limit(
+    opened: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sandbox, "PROCESSES", 40)
+    full = opened.start(["python", "-c", BOMB.replace("os.killpg(0, 9)", "time.sleep(60)")])
+    assert full.stdout and b"unavailable" in full.stdout.readline()
+    other = Sandbox(tmp_path / "other", tmp_path / "image")
+    assert other.run(["bash", "-c", "(echo one); (echo two)"]) == (0, b"one\ntwo\n")
+    other.close()
+
+
+def test_no_network_is_reached(opened: Sandbox) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        program = REACH.replace("PORT", str(listener.getsockname()[1]))
+        _, said = opened.run(["python", "-c", program])
+    assert said.decode().splitlines() == ["[(1, 'lo')]", "ECONNREFUSED", "ENETUNREACH"]
+
+
+def test_commands_run_as_a_user_without_rights_who_owns_the_files(opened: Sandbox) -> None:
+    script = "whoami; id -u; grep CapEff /proc/self/status; stat -c %U . /tmp ~; echo > /etc/x; echo > /usr/x"
+    _, said = opened.run(["bash", "-c", script])
+    name, number, _, rights, *owners = said.decode().split()
+    assert (name, rights, owners[:3]) == ("agent", "0" * 16, ["agent"] * 3) and int(number) > 0
+    assert b"/usr/x: Read-only file system" in said and b"/etc/x" not in said
+
+
+def test_root_without_another_user_is_refused() -> None:
+    program = "from evaluation.swe.sandbox import require_bubblewrap; require_bubblewrap()"
+    words = ["unshare", "--user", "--map-root-user", sys.executable, "-c", program]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True)
+    assert "SandboxError: root has no other user here" in done.stderr.splitlines()[-1]

@@ -54,6 +54,8 @@ class Container:
         target = self.sandbox.folder / str(path).strip("/")
         with tarfile.open(fileobj=io.BytesIO(data)) as archive:
             archive.extractall(target, filter="data")
+            for name in archive.getnames():
+                self.sandbox.user.own(target / name)
         return True
 
     def remove(self, force: bool = False) -> None:

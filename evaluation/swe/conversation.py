@@ -5,15 +5,16 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx
+from litellm import exceptions
 from openhands.sdk import LLM, Agent, LocalWorkspace, RemoteConversation, Tool
 from openhands.sdk.conversation.exceptions import ConversationRunError, WebSocketConnectionError
 from openhands.sdk.conversation.request import StartConversationRequest
-from openhands.sdk.event import ActionEvent, AgentErrorEvent, Event, MessageEvent, ObservationEvent
+from openhands.sdk.event import ActionEvent, Event, MessageEvent
 from openhands.tools.file_editor import FileEditorTool
 from openhands.tools.task_tracker import TaskTrackerTool
 from pydantic import SecretStr
@@ -38,15 +39,16 @@ sys.path.append(str(SERVER_SIDE))
 import sao_terminal  # noqa: F401  registers the terminal by the name under which the server imports it
 
 FINISH = "finish"  # the tool
-FINISHED, TEXT, TURNS, CONTEXT, STUCK, WALL_CLOCK = (
+FINISHED, TEXT, TURNS, CONTEXT, STUCK, WALL_CLOCK, SERVER_ENDED = (
     "finish",
     "text",
     "turns",
     "context",
     "stuck",
     "wall_clock",
+    "server_ended",
 )
-"""How a conversation ends: by the tool, by answers without a tool call, or at a limit."""
+"""How a conversation ends: by the tool, by answers without a tool call, at a limit, or with its server."""
 TRUNCATED = (TURNS, CONTEXT, WALL_CLOCK)
 MAX_ITERATIONS = "MaxIterationsReached"
 CONTEXT_ERRORS = ("LLMContextWindowExceedError", "ContextWindowExceededError")
@@ -70,6 +72,7 @@ class Model:
     timeout: int = 7200
     retries: int = 5
     keep_reasoning: bool = KEEP_REASONING
+    headers: Mapping[str, str] = field(default_factory=dict)
     extra_body: dict[str, Any] = field(default_factory=dict)
 
     def language_model(self) -> LLM:
@@ -94,6 +97,7 @@ class Model:
             input_cost_per_token=0.0,
             output_cost_per_token=0.0,
             litellm_extra_body=self.extra_body,
+            extra_headers=dict(self.headers),
             capability_overrides={
                 "supports_sampling_params": True,
                 "supports_reasoning_effort": False,
@@ -166,11 +170,32 @@ def play(
     deadline = time.monotonic() + limits.seconds
     turns = TurnCounter(limits.turns)
     base_commit = workspace.base(task.base_commit)
+    conversation = _started(workspace, model, limits, turns)
+    instruction = INSTRUCTION.format(repository=REPOSITORY, name=task.row["repo"], problem=task.problem)
+    watch = Watch(workspace, stop or threading.Event())
     try:
-        conversation = RemoteConversation.create(
+        ending = _ending(conversation, instruction, turns, limits, deadline, watch)
+        metrics = conversation.conversation_stats.get_combined_metrics().model_dump(mode="json")
+        change = _change(workspace, base_commit, ending)
+        if ending == SERVER_ENDED:
+            workspace.check_machine()
+        events = [event.model_dump(mode="json") for event in conversation.state.events[:]]
+    except (httpx.HTTPError, ConversationRunError, RuntimeError) as error:
+        raise EnvironmentFailure(f"the agent server failed: {error}") from error
+    finally:
+        conversation.close()
+        workspace.remote.reset_client()
+    handed_in = hand_in(change, task.row["patch"], task.row["test_patch"])
+    return Played(ending, handed_in, instruction, turns.count, turns.continues, events, metrics)
+
+
+def _started(workspace: Workspace, model: Model, limits: Limits, turns: "TurnCounter") -> RemoteConversation:
+    url, headers = workspace.inside(model.url)
+    try:
+        return RemoteConversation.create(
             workspace.remote,
             StartConversationRequest(
-                agent=build_agent(model),
+                agent=build_agent(replace(model, url=url, headers={**model.headers, **headers})),
                 workspace=LocalWorkspace(working_dir=REPOSITORY),
                 tool_module_qualnames=TOOL_MODULES,
                 max_iterations=limits.turns,
@@ -182,24 +207,53 @@ def play(
         )
     except (httpx.HTTPError, WebSocketConnectionError, RuntimeError) as error:
         raise EnvironmentFailure(f"the conversation did not start: {error}") from error
-    turns.conversation = conversation
-    instruction = INSTRUCTION.format(repository=REPOSITORY, name=task.row["repo"], problem=task.problem)
+
+
+def _ending(
+    conversation: Any,
+    instruction: str,
+    turns: "TurnCounter",
+    limits: Limits,
+    deadline: float,
+    watch: "Watch",
+) -> str:
+    """How the conversation ends.
+
+    A server that fails after the model's first answer does so by what the model did: SERVER_ENDED. The caller
+    looks whether the machine is well.
+    """
     try:
-        with Watch(workspace, stop or threading.Event()) as watch:
-            ending, continues = _run(conversation, instruction, turns, limits, deadline)
-        conversation.state.events.reconcile()
-        metrics = conversation.conversation_stats.get_combined_metrics().model_dump(mode="json")
+        with watch:
+            ending = _run(conversation, instruction, turns, limits, deadline)
+            conversation.state.events.reconcile()
         if ending == WALL_CLOCK:
             _interrupt(conversation)
-        change = workspace.change(base_commit)
-        events = [event.model_dump(mode="json") for event in conversation.state.events[:]]
+        return ending
     except (httpx.HTTPError, ConversationRunError, RuntimeError) as error:
-        raise EnvironmentFailure(watch.reason or f"the agent server failed: {error}") from error
-    finally:
-        conversation.close()
-        workspace.remote.reset_client()
-    handed_in = hand_in(change, task.row["patch"], task.row["test_patch"])
-    return Played(ending, handed_in, instruction, turns.count, continues, events, metrics)
+        acted = turns.count > 0 or watch.workspace.model_answered()
+        if watch.stop.is_set() or not acted or _of_the_model(error):
+            raise EnvironmentFailure(watch.reason or _said(error)) from error
+        return SERVER_ENDED
+
+
+def _of_the_model(error: Exception) -> bool:
+    """Whether an error of the conversation is one of the model's endpoint."""
+    found = getattr(error, "conversation_error", None)
+    return found is not None and (found.code.startswith("LLM") or hasattr(exceptions, found.code))
+
+
+def _said(error: Exception) -> str:
+    return " ".join(str(getattr(error, "original_exception", error)).split())[:500]
+
+
+def _change(workspace: Workspace, base_commit: str, ending: str) -> str:
+    """The change so far; none where the server that could tell it has ended by the model's doing."""
+    try:
+        return workspace.change(base_commit)
+    except EnvironmentFailure:
+        if ending != SERVER_ENDED:
+            raise
+        return ""
 
 
 class Watch:
@@ -231,16 +285,12 @@ class Watch:
 
 
 class TurnCounter:
-    """Counts the model's answers as their events arrive, and pauses the conversation at the limit.
-
-    The SDK counts for each run anew; a pause takes effect between two answers.
-    """
+    """Counts the model's answers as their events arrive, and how often it was asked to go on."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.conversation: Any = None
+        self.continues = 0
         self._answers: set[str] = set()
-        self._lock = threading.Lock()
 
     @property
     def count(self) -> int:
@@ -252,37 +302,26 @@ class TurnCounter:
 
     def __call__(self, event: Event) -> None:
         answer = getattr(event, "llm_response_id", None)
-        if answer is None or getattr(event, "source", "") != "agent":
-            return
-        with self._lock:
-            before = self.count
+        if answer is not None and getattr(event, "source", "") == "agent":
             self._answers.add(answer)
-            now_reached = before < self.limit <= self.count
-        if now_reached and self.conversation is not None and not _is_last(event):
-            threading.Thread(target=_pause, args=(self.conversation,), daemon=True).start()
 
 
-def _is_last(event: Event) -> bool:
-    """Whether an answer ends its run by itself."""
-    return isinstance(event, MessageEvent) or (isinstance(event, ActionEvent) and event.tool_name == FINISH)
-
-
-def _run(
-    conversation: Any, instruction: str, turns: TurnCounter, limits: Limits, deadline: float
-) -> tuple[str, int]:
-    """How the conversation ends, and how often the model was asked to go on."""
-    message, continues = instruction, 0
+def _run(conversation: Any, instruction: str, turns: TurnCounter, limits: Limits, deadline: float) -> str:
+    """Run the conversation, and on after answers without a tool call."""
+    message = instruction
     while True:
         conversation.send_message(message)
-        ending = _run_once(conversation, turns, deadline)
-        if ending != TEXT or continues >= limits.continues:
-            return ending, continues
+        ending = _run_once(conversation, deadline)
+        for event in conversation.state.events[:]:  # some may have come past the callbacks
+            turns(event)
+        if ending != TEXT or turns.continues >= limits.continues:
+            return ending
         if turns.reached:
-            return TURNS, continues
-        message, continues = CONTINUE, continues + 1
+            return TURNS
+        message, turns.continues = CONTINUE, turns.continues + 1
 
 
-def _run_once(conversation: Any, turns: TurnCounter, deadline: float) -> str:
+def _run_once(conversation: Any, deadline: float) -> str:
     left = deadline - time.monotonic()
     if left <= 0:
         return WALL_CLOCK
@@ -296,13 +335,11 @@ def _run_once(conversation: Any, turns: TurnCounter, deadline: float) -> str:
             return FINISHED
         if isinstance(event, MessageEvent) and event.source == "agent":
             return TEXT
-        if isinstance(event, ActionEvent | ObservationEvent | AgentErrorEvent) and turns.reached:
-            return TURNS
-    raise EnvironmentFailure("the conversation ended without an answer of the model")
+    raise RuntimeError("the conversation ended without an answer of the model")
 
 
 def _ending_of(error: ConversationRunError) -> str:
-    """The ending that the SDK reports as an error; EnvironmentFailure for what is none."""
+    """The ending that the SDK reports as an error; raises `error` where it is none."""
     cause = error.original_exception
     if isinstance(cause, TimeoutError):
         return WALL_CLOCK
@@ -313,12 +350,7 @@ def _ending_of(error: ConversationRunError) -> str:
         return CONTEXT
     if "got stuck" in str(cause):
         return STUCK
-    raise EnvironmentFailure(" ".join(str(cause).split())[:500]) from error
-
-
-def _pause(conversation: Any) -> None:
-    with contextlib.suppress(httpx.HTTPError, RuntimeError):  # the run's own limit still holds
-        conversation.pause()
+    raise error
 
 
 def _interrupt(conversation: Any) -> None:

@@ -55,6 +55,7 @@ class Runner:
             options.image,
             options.server,
             key_of(options.server_key_variable),
+            options.endpoint,
         )
         self.model = Model(
             options.endpoint,
@@ -197,7 +198,7 @@ def _run(plan: Plan, store: SampleStore) -> None:
     asyncio.run(_check_endpoint(plan))
     try:
         runner = Runner(plan, store)
-        check(runner.workspace, plan.options.endpoint)
+        check(runner.workspace)
         runner.run()
     except WorkspaceError as error:
         raise PlanError(str(error)) from error

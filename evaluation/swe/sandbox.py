@@ -1,9 +1,10 @@
 """Bubblewrap around a task: what its commands see of this machine, and how they are ended.
 
-A sandbox has its own processes (which all end with it), a writable root folder of its own, the machine's
-programs read-only, and an environment without anything of the caller's. Each of its processes may address
-MEMORY_BYTES at most; how many there are, and what they write, is not limited. Images of the tiny tasks are
-folders with the repository in `testbed`; a sandbox works on a copy.
+A sandbox has its own processes (which all end with it), a user and a network of its own (nothing but a
+loopback), a writable root folder of its own, the machine's programs read-only, and an environment without
+anything of the caller's. It may have PROCESSES processes and threads, and each may address MEMORY_BYTES; what
+they write is not limited. Images of the tiny tasks are folders with the repository in `testbed`; a sandbox
+works on a copy.
 """
 
 import json
@@ -16,13 +17,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from evaluation.swe.sandbox_user import SandboxUser
+
 MARK = "SAO_SWE_SANDBOX"  # environment variable of every process in a sandbox: its folder
 HOME = "/root"
 MEMORY_BYTES = 4 * 2**30  # address space of a process: the agent server takes the half, the tiny tests less
-SYSTEM_FILES = ("passwd", "group", "alternatives", "ld.so.cache", "localtime", "nsswitch.conf", "ssl")
-NETWORK_FILES = ("hosts", "resolv.conf")
-# In a user namespace of its own, whose root is the caller without any right outside.
-ISOLATION = ("--unshare-user", "--uid", "0", "--gid", "0", "--unshare-pid", "--unshare-ipc", "--unshare-uts")
+PROCESSES = 1024  # processes and threads of a sandbox at once: the agent server has some dozens
+SYSTEM_FILES = ("alternatives", "ld.so.cache", "localtime", "nsswitch.conf", "ssl")
+ISOLATION = ("--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-net")
 MERGED = ("bin", "sbin", "lib", "lib64")  # links into /usr on most systems
 
 
@@ -31,14 +33,18 @@ class SandboxError(Exception):
 
 
 def require_bubblewrap() -> None:
-    """Raise SandboxError where bubblewrap is not installed or cannot make namespaces here."""
+    """Raise SandboxError where bubblewrap is not installed, or namespaces or limits cannot be had here."""
     if shutil.which("bwrap") is None:
         raise SandboxError("bubblewrap is not installed (apt install bubblewrap); or use --workspace docker")
-    tried = subprocess.run(
-        ["bwrap", *ISOLATION, "--ro-bind", "/", "/", "--proc", "/proc", "true"],
-        capture_output=True,
-        text=True,
-    )
+    user = SandboxUser.new()
+    if user.outside == 0:
+        raise SandboxError(
+            "root has no other user here to run sandboxes as, so that the number of their processes cannot "
+            "be limited; start this as another user, or use --workspace docker"
+        )
+    words = ["bwrap", *ISOLATION, *user.isolation, "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev"]
+    words += [*user.becoming, "prlimit", f"--nproc={PROCESSES}", "true"]
+    tried = subprocess.run(words, capture_output=True, text=True)
     if tried.returncode:
         raise SandboxError(
             f"bubblewrap cannot make namespaces here ({tried.stderr.strip()}); use --workspace docker"
@@ -59,9 +65,9 @@ class Sandbox:
 
     folder: Path
     image: Path
-    network: bool = False
     binds: Mapping[Path, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
+    user: SandboxUser = field(default_factory=SandboxUser.new)
     _processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -71,12 +77,17 @@ class Sandbox:
             )
         self.folder = self.folder.absolute()
         self.folder.mkdir(parents=True)
-        for name in ("tmp", HOME.strip("/"), "etc", "usr", "proc", "dev"):
-            (self.folder / name).mkdir(parents=True, exist_ok=True)
+        # Bubblewrap would make the folders above a mount for itself alone.
+        mounted = [str(Path(words[-1]).parent) for words in self._mounts()]
+        for name in ("tmp", HOME, "etc", "usr", "proc", "dev", *mounted):
+            (self.folder / name.strip("/")).mkdir(parents=True, exist_ok=True)
         for name in MERGED:
             if Path("/", name).is_symlink():
                 (self.folder / name).symlink_to(os.readlink(f"/{name}"))
+        (self.folder / "etc/hosts").write_text("127.0.0.1 localhost\n::1 localhost\n")
+        self.user.write_accounts(self.folder / "etc", HOME)
         shutil.copytree(self.image / "testbed", self.folder / "testbed", symlinks=True)
+        self.user.own(self.folder)
 
     @property
     def testbed(self) -> Path:
@@ -84,13 +95,15 @@ class Sandbox:
 
     def command(self, words: Sequence[str], directory: str = "/testbed") -> list[str]:
         """The words of bubblewrap's command line for a command inside."""
-        inside = ["bwrap", "--die-with-parent", "--new-session", *ISOLATION]
-        inside += [] if self.network else ["--unshare-net"]
+        inside = ["bwrap", "--die-with-parent", "--new-session", *ISOLATION, *self.user.isolation]
         inside += ["--bind", str(self.folder), "/", "--proc", "/proc", "--dev", "/dev"]
+        inside += ["--perms", "1777", "--tmpfs", "/dev/shm"]
         inside += [word for pair in self._mounts() for word in pair]
         inside += ["--clearenv"]
         inside += [word for name, value in self.variables.items() for word in ("--setenv", name, value)]
-        return [*inside, "--cap-drop", "ALL", "--chdir", directory, *words]
+        # Set inside: outside it would count all processes of the caller.
+        limited = ["prlimit", f"--nproc={PROCESSES}", *words]
+        return [*inside, "--chdir", directory, *self.user.becoming, *limited]
 
     def start(self, words: Sequence[str], directory: str = "/testbed") -> subprocess.Popen[bytes]:
         """Start a command inside, with its output and errors together in one pipe."""
@@ -154,7 +167,7 @@ class Sandbox:
             place = Path("/", name)
             if place.exists() and not place.is_symlink():
                 mounts.append(("--ro-bind", str(place), str(place)))
-        for name in (*SYSTEM_FILES, *(NETWORK_FILES if self.network else ())):
+        for name in SYSTEM_FILES:
             mounts.append(("--ro-bind-try", f"/etc/{name}", f"/etc/{name}"))
         for prefix in dict.fromkeys((sys.base_prefix, sys.prefix)):
             mounts.append(("--ro-bind", prefix, prefix))

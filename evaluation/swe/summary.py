@@ -27,7 +27,7 @@ from evaluation.swe.outcomes import EMPTY_PATCH, MANY_EMPTY_PATCHES, OUTCOMES, R
 from evaluation.swe.protocol import BENCHMARKS
 
 PUBLISHED = Path(__file__).parents[2] / "results" / "published" / "paper.csv"
-ENDINGS = ("finish", "text", "turns", "context", "stuck", "wall_clock")
+ENDINGS = ("finish", "text", "turns", "context", "stuck", "wall_clock", "server_ended")
 COLUMNS: dict[str, str] = {
     "row": "row of the tables",
     "seed": "training seed",

@@ -51,6 +51,7 @@ def _attempt(settings: dict[str, str], asked: dict[str, Any], folder: Path) -> d
         images=images,
         image=settings["image"],
         server=settings["server"],
+        endpoint=address["url"],
     )
     # The proxy keeps all that was sampled, so the thinking has to be in the history that it compares.
     model = Model(

@@ -4,41 +4,34 @@ All four are an agent server of OpenHands that the same client talks to; the age
 and its tools run there. So the model's address must be one that the workspace reaches.
 """
 
-import json
 import os
 import secrets
 import shlex
 import shutil
-import socket
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol
 from urllib.parse import urlsplit
 
 import httpx
 from openhands.sdk.workspace import RemoteWorkspace
 
+from evaluation.swe.agent_servers import MODEL_PORT, server_parent
 from evaluation.swe.changes import base_script, change_script, checked_base, checked_change
+from evaluation.swe.forwarding import Forwarder
 from evaluation.swe.protocol import REPOSITORY
-from evaluation.swe.sandbox import (
-    MEMORY_BYTES,
-    Sandbox,
-    SandboxError,
-    end,
-    image_folder,
-    require_bubblewrap,
-)
+from evaluation.swe.sandbox import Sandbox, SandboxError, end, image_folder, require_bubblewrap
 from evaluation.swe.tasks import Task
 from evaluation.swe.versions import OFFLINE
 from sao.environments.base import EnvironmentFailure
 
 KINDS = ("docker", "apptainer", "remote", "local")
-ROOT = Path(__file__).parents[2]
+LOOPBACK = "127.0.0.1"
+AGENT_FOLDER = "/var/agent"  # the server's own files inside
 SERVER_SIDE = Path(__file__).parent / "server_side"
 SERVER_SIDE_INSIDE = "/opt/sao_server_side"
 START_SECONDS = 600.0
@@ -65,6 +58,15 @@ class Workspace(Protocol):
     def ended(self) -> str:
         """Why the agent server has ended; empty while it runs."""
 
+    def inside(self, url: str) -> tuple[str, dict[str, str]]:
+        """The model's address as the agent server reaches it, and headers that its requests need."""
+
+    def model_answered(self) -> bool:
+        """Whether the agent server is seen to have had an answer of the model."""
+
+    def check_machine(self) -> None:
+        """Open another workspace of the kind and close it; EnvironmentFailure where none comes up."""
+
     def base(self, commit: str) -> str:
         """The hash of the commit that the task starts from; EnvironmentFailure where it is not there."""
 
@@ -80,7 +82,8 @@ class WorkspaceOptions:
 
     `image` is a pattern of the server's image with {instance} and {image}, a .sif file for Apptainer;
     `server` the pattern of a running server's address; `images` the folder of the images' files for kind
-    local; `folder` takes the copies of kind local.
+    local; `folder` takes the copies of kind local. `endpoint` is the model's address as this machine
+    reaches it.
     """
 
     kind: str
@@ -89,10 +92,11 @@ class WorkspaceOptions:
     image: str = ""
     server: str = ""
     key: str = ""
+    endpoint: str = ""
     forward: tuple[str, ...] = ()
 
 
-def check(options: WorkspaceOptions, endpoint: str) -> None:
+def check(options: WorkspaceOptions) -> None:
     """Raise WorkspaceError where this kind of workspace cannot work here."""
     if options.kind == "local":
         try:
@@ -102,7 +106,7 @@ def check(options: WorkspaceOptions, endpoint: str) -> None:
         if shutil.which("tmux") is None:
             raise WorkspaceError("tmux is not installed (apt install tmux), which the agent's terminal needs")
         return
-    host = urlsplit(endpoint).hostname or ""
+    host = urlsplit(options.endpoint).hostname or ""
     if options.kind in ("docker", "apptainer") and not options.image:
         raise WorkspaceError(
             f"--workspace {options.kind} needs --image, the agent server's image of a task, such as "
@@ -112,8 +116,8 @@ def check(options: WorkspaceOptions, endpoint: str) -> None:
         raise WorkspaceError("--workspace remote needs --server, the address of a running agent server")
     if options.kind == "docker" and host in ("localhost", "127.0.0.1", "::1"):
         raise WorkspaceError(
-            f"--endpoint {endpoint}: the model is asked from a container, where {host} is the container "
-            "itself; give an address that is reached from there"
+            f"--endpoint {options.endpoint}: the model is asked from a container, where {host} is the "
+            "container itself; give an address that is reached from there"
         )
     tool = {"docker": "docker", "apptainer": "apptainer"}.get(options.kind)
     if tool and shutil.which(tool) is None:
@@ -135,88 +139,48 @@ def open_workspace(options: WorkspaceOptions, task: Task, stop: threading.Event 
         raise EnvironmentFailure(f"the workspace did not start: {error}") from error
 
 
-class ServerParent:
-    """The process that agent servers of kind local are forked from; ends with this one."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "evaluation.swe.server_parent"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-        )
-        if self._answer() != "ready":
-            raise RuntimeError("the parent of the agent servers did not start")
-
-    @property
-    def running(self) -> bool:
-        return self._process.poll() is None
-
-    def start(self, inside: int, variables: Mapping[str, str], directory: str, port: int, log: Path) -> None:
-        """Start a server in the sandbox of the process `inside`; RuntimeError where that fails."""
-        wanted = {
-            "process": inside,
-            "environment": dict(variables),
-            "directory": directory,
-            "port": port,
-            "log": str(log.absolute()),
-            "memory_bytes": MEMORY_BYTES,
-        }
-        with self._lock:
-            assert self._process.stdin
-            self._process.stdin.write(json.dumps(wanted) + "\n")
-            self._process.stdin.flush()
-            reason = self._answer()
-        if reason:
-            raise RuntimeError(f"{reason}: {log.read_text(errors='replace')[-500:]}")
-
-    def _answer(self) -> str:
-        assert self._process.stdout
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError("the parent of the agent servers ended")
-        return line.strip()
-
-
-_parents: list[ServerParent] = []
-_parents_lock = threading.Lock()
-
-
-def server_parent() -> ServerParent:
-    """The one parent of this process's agent servers."""
-    with _parents_lock:
-        if not _parents or not _parents[-1].running:
-            _parents.append(ServerParent())
-        return _parents[-1]
+def check_another(options: WorkspaceOptions, task: Task) -> None:
+    """Open a further workspace for a task and close it; EnvironmentFailure where it does not come up."""
+    open_workspace(replace(options, folder=options.folder / "another"), task).close()
 
 
 class LocalFolder:
-    """A copy of the task's files in bubblewrap, with an agent server of its own in there."""
+    """A copy of the task's files in bubblewrap, with an agent server of its own in there.
+
+    Of all networks its processes reach the model alone, at MODEL_PORT of their loopback.
+    """
 
     def __init__(self, options: WorkspaceOptions, task: Task, stop: threading.Event) -> None:
+        self.options, self.task = options, task
         self.key = secrets.token_hex(16)
-        port = free_port()
         self.log = options.folder / f"{task.instance_id}.log"
         self.sandbox = Sandbox(
             options.folder / task.instance_id,
             image_folder(options.images, task.image),
-            network=True,  # the agent asks the model from inside
             binds={SERVER_SIDE: SERVER_SIDE_INSIDE},
             environment=SERVER_SETTINGS
             | {
-                "OH_SESSION_API_KEYS_0": self.key,
-                "OH_CONVERSATIONS_PATH": "/var/agent/conversations",
-                "OH_BASH_EVENTS_DIR": "/var/agent/commands",
-                "TMUX_TMPDIR": "/var/agent",
+                "OH_CONVERSATIONS_PATH": f"{AGENT_FOLDER}/conversations",
+                "OH_BASH_EVENTS_DIR": f"{AGENT_FOLDER}/commands",
+                "TMUX_TMPDIR": AGENT_FOLDER,
             },
         )
         try:
-            self._start(port, stop)
+            self._start(stop)
         except BaseException:
             self.close()
             raise
+
+    def inside(self, url: str) -> tuple[str, dict[str, str]]:
+        parts = urlsplit(url)
+        address = parts._replace(scheme="http", netloc=f"{LOOPBACK}:{MODEL_PORT}")
+        return address.geturl(), {"Host": parts.netloc.rpartition("@")[2]}
+
+    def model_answered(self) -> bool:
+        return self.forwarder.forwarded
+
+    def check_machine(self) -> None:
+        check_another(self.options, self.task)
 
     def base(self, commit: str) -> str:
         return checked_base(*self._git(base_script(commit)))
@@ -224,7 +188,6 @@ class LocalFolder:
     def change(self, base_commit: str) -> str:
         """Read in a sandbox of its own, so that it works whatever the agent left running."""
         self._stop()
-        self.sandbox.network = False
         return checked_change(*self._git(change_script(base_commit)))
 
     def _git(self, script: str) -> tuple[int, str]:
@@ -241,49 +204,72 @@ class LocalFolder:
         self.sandbox.close()
         self.log.unlink(missing_ok=True)
 
-    def _start(self, port: int, stop: threading.Event) -> None:
-        (self.sandbox.folder / "var/agent").mkdir(parents=True)
+    def _start(self, stop: threading.Event) -> None:
+        folder = self.sandbox.folder / AGENT_FOLDER.strip("/")
+        folder.mkdir(parents=True)
+        self.sandbox.user.own(folder.parent)
         self.log.touch()
         self.process, inside = self.sandbox.hold()
-        server_parent().start(inside, self.sandbox.variables, "/var/agent", port, self.log)
-        address = f"http://127.0.0.1:{port}"
+        variables = self.sandbox.variables | {"OH_SESSION_API_KEYS_0": self.key}
+        port, listener = server_parent().start(self.sandbox, inside, variables, AGENT_FOLDER, self.log)
+        self.forwarder = Forwarder(listener, self.options.endpoint)
+        address = f"http://{LOOPBACK}:{port}"
         _wait_until_ready(address, lambda: self.ended() or stopped(stop))
         self.remote = RemoteWorkspace(host=address, api_key=self.key, working_dir=REPOSITORY)
+        self.health = Health(address)
 
     def ended(self) -> str:
-        if self.process.poll() is None and not self._silent():
+        health = getattr(self, "health", None)
+        if self.process.poll() is None and not (health and health.lost(refusals=1)):
             return ""
         return " ".join(self.log.read_text(errors="replace").split()[-60:]) or "the agent server ended"
 
-    def _silent(self) -> bool:
-        """Whether nothing listens at the server's port though it was ready once."""
-        remote = getattr(self, "remote", None)
-        if remote is None:
-            return False
-        with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", urlsplit(remote.host).port or 0)) != 0
-
     def _stop(self) -> None:
+        if forwarder := getattr(self, "forwarder", None):
+            forwarder.close()
         if process := getattr(self, "process", None):
             end(process)
 
 
 @dataclass
-class ServerWorkspace:
-    """A workspace that is reached through its agent server alone."""
+class Health:
+    """Asks a server that was ready whether it still answers; a busy one may be silent for a while."""
 
-    remote: RemoteWorkspace
-    _silences: int = 0
+    address: str
+    silences: int = 0
+    refusals: int = 0
 
-    def ended(self) -> str:
+    def lost(self, refusals: int = SILENCES) -> str:
+        """Why the server counts as gone; `refusals` is how many refused connections in a row make it so."""
         try:
-            httpx.get(f"{self.remote.host}/health", timeout=10.0)
-            self._silences = 0
+            httpx.get(f"{self.address}/health", timeout=10.0)
+            self.silences = self.refusals = 0
         except httpx.HTTPError as error:
-            self._silences += 1
-            if self._silences >= SILENCES:
+            self.silences += 1
+            self.refusals += isinstance(error, httpx.ConnectError)
+            if self.silences >= SILENCES or self.refusals >= refusals:
                 return f"the agent server does not answer: {error}"
         return ""
+
+
+class ServerWorkspace:
+    """A workspace that is reached through its agent server alone, with this machine's way to the model."""
+
+    def __init__(self, remote: RemoteWorkspace, options: WorkspaceOptions, task: Task) -> None:
+        self.remote, self.options, self.task = remote, options, task
+        self.health = Health(remote.host)
+
+    def inside(self, url: str) -> tuple[str, dict[str, str]]:
+        return url, {}
+
+    def model_answered(self) -> bool:
+        return False  # it cannot be seen from here
+
+    def check_machine(self) -> None:
+        check_another(self.options, self.task)
+
+    def ended(self) -> str:
+        return self.health.lost()
 
     def base(self, commit: str) -> str:
         return checked_base(*self._git(base_script(commit)))
@@ -323,7 +309,9 @@ def _docker(options: WorkspaceOptions, task: Task, stop: threading.Event) -> Wor
             forward_env=[*SERVER_SETTINGS, *options.forward],
             detach_logs=False,
             health_check_timeout=START_SECONDS,
-        )
+        ),
+        options,
+        task,
     )
 
 
@@ -341,7 +329,9 @@ def _apptainer(options: WorkspaceOptions, task: Task, stop: threading.Event) -> 
             forward_env=[*SERVER_SETTINGS, *options.forward],
             detach_logs=False,
             health_check_timeout=START_SECONDS,
-        )
+        ),
+        options,
+        task,
     )
 
 
@@ -349,7 +339,7 @@ def _running(options: WorkspaceOptions, task: Task, stop: threading.Event) -> Wo
     address = _named(options.server, task)
     _wait_until_ready(address, lambda: stopped(stop), seconds=10.0)
     remote = RemoteWorkspace(host=address, api_key=options.key or None, working_dir=REPOSITORY)
-    return ServerWorkspace(remote)
+    return ServerWorkspace(remote, options, task)
 
 
 def _named(pattern: str, task: Task) -> str:
@@ -373,10 +363,3 @@ def _wait_until_ready(address: str, ended: Callable[[], str], seconds: float = S
 
 def stopped(stop: threading.Event) -> str:
     return "stopped" if stop.is_set() else ""
-
-
-def free_port() -> int:
-    """A port of this machine that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return cast(int, probe.getsockname()[1])

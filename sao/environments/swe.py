@@ -26,8 +26,9 @@ from sao.trajectory import Status, Trajectory
 Row = dict[str, Any]
 """One task in the format of SWE-Bench 5."""
 
-Ending = Literal["finish", "text", "stuck", "turns", "context", "wall_clock"]
-"""The tool, answers without a tool call, a loop that the SDK broke off, or a limit."""
+Ending = Literal["finish", "text", "stuck", "turns", "context", "wall_clock", "server_ended"]
+"""The tool, answers without a tool call, a loop that the SDK broke off, a limit, or the agent's own server,
+which the policy ended."""
 TRUNCATED: tuple[Ending, ...] = ("turns", "context", "wall_clock")
 
 

@@ -1,6 +1,7 @@
 """Workspaces that cannot tell the agent's change say so, and give no empty patch."""
 
 import subprocess
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,14 +9,13 @@ import pytest
 
 from evaluation.swe.changes import RUINED
 from evaluation.swe.sandbox import SandboxError
-from evaluation.swe.workspaces import LocalFolder, ServerWorkspace
+from evaluation.swe.tasks import Task
+from evaluation.swe.workspaces import LocalFolder, ServerWorkspace, WorkspaceOptions
 from sao.environments.base import EnvironmentFailure
 
 
 class Sandbox:
     """Gives or raises what it was told to."""
-
-    network = True
 
     def __init__(self, result: Any) -> None:
         self.result = result
@@ -44,9 +44,10 @@ def test_a_folder_whose_git_fails(result: Any) -> None:
     assert workspace.base("HEAD") == "3f2a"
 
 
-def test_a_server_whose_git_fails() -> None:
+def test_a_server_whose_git_fails(tmp_path: Path) -> None:
     result = SimpleNamespace(timeout_occurred=False, exit_code=128, stdout="fatal: bad object", stderr="")
-    workspace = ServerWorkspace(SimpleNamespace(execute_command=lambda *_, **__: result))  # type: ignore[arg-type]
+    remote: Any = SimpleNamespace(host="http://127.0.0.1:1", execute_command=lambda *_, **__: result)
+    workspace = ServerWorkspace(remote, WorkspaceOptions("remote", tmp_path), Task({}))
     with pytest.raises(EnvironmentFailure, match="bad object"):
         workspace.change("HEAD")
     with pytest.raises(EnvironmentFailure, match="bad object"):

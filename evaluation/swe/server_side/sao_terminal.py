@@ -1,8 +1,8 @@
 """OpenHands' terminal tool, whose terminal has run a command before the model's first one.
 
 The first command of a fresh terminal sometimes loses its output, so one that does nothing is sent and its
-output discarded. This module alone goes into the agent server, wherever that runs: it imports nothing of
-this suite.
+output discarded. This module and the one it imports go into the agent server, wherever that runs: they
+import nothing else of this suite.
 """
 
 from collections.abc import Sequence
@@ -11,6 +11,7 @@ from typing import Any
 from openhands.sdk.llm.utils.model_features import SEND_REASONING_CONTENT_MODELS
 from openhands.sdk.tool import register_tool
 from openhands.tools.terminal.definition import TerminalAction, TerminalTool
+from sao_turns import limit_all_runs
 
 WARM_UP = "true"
 
@@ -33,4 +34,5 @@ class WarmTerminalTool(TerminalTool):
         return tools
 
 
+limit_all_runs()
 register_tool("warm_terminal", WarmTerminalTool)
