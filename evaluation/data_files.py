@@ -1,5 +1,8 @@
 """Rows of public data sets, from the Hugging Face Hub, a file or a local copy, and their lock files."""
 
+import contextlib
+import fcntl
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -63,11 +66,17 @@ def licence_on_card(hub: str, revision: str) -> str:
 
 
 def record(path: Path, name: str, entry: dict[str, Any]) -> None:
-    """Add an entry to a lock file, in whole or not at all."""
-    content = {**read_pins(path), name: entry}
-    unfinished = path.with_suffix(".part")
-    unfinished.write_text(yaml.safe_dump(content, sort_keys=True), encoding="utf-8")
-    unfinished.replace(path)
+    """Add an entry to a lock file, in whole or not at all; the workflow fetches several sets at once."""
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # file systems of a network may refuse to lock a folder
+            fcntl.flock(folder, fcntl.LOCK_EX)
+        content = {**read_pins(path), name: entry}
+        unfinished = path.with_suffix(".part")
+        unfinished.write_text(yaml.safe_dump(content, sort_keys=True), encoding="utf-8")
+        unfinished.replace(path)
+    finally:
+        os.close(folder)
 
 
 def download(

@@ -1,6 +1,8 @@
 """Sets to train on: overlap with benchmarks, pins and lock, on files made here."""
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,7 @@ import pytest
 import yaml
 
 from evaluation import training_data
-from evaluation.data_files import DataError
+from evaluation.data_files import DataError, read_pins, record
 from evaluation.math import data as benchmarks
 from evaluation.overlap import BenchmarkIndex, words
 
@@ -208,3 +210,18 @@ def test_fetched_rows_are_read_as_they_were_written(
     Path(out).write_bytes(b"\xff")
     with pytest.raises(DataError, match="cannot be read"):
         training_data.fetched_rows("sums", results)
+
+
+def test_sets_that_are_fetched_at_once_are_all_recorded(tmp_path: Path) -> None:
+    lock = tmp_path / "data.lock.yaml"
+    names = [f"set_{number}" for number in range(20)]
+    start = threading.Barrier(len(names))
+
+    def fetch(name: str) -> None:
+        start.wait()
+        record(lock, name, {"rows": 1})
+
+    with ThreadPoolExecutor(len(names)) as threads:
+        list(threads.map(fetch, names))
+    assert read_pins(lock) == {name: {"rows": 1} for name in names}
+    assert [file.name for file in tmp_path.iterdir()] == [lock.name]
