@@ -16,7 +16,8 @@ import yaml
 
 ROOT = Path(__file__).parents[1]
 SMOKE = "experiments/scales/smoke.yaml"
-SNAKEMAKE = [sys.executable, "-m", "snakemake"]
+# Tests over OpenRLHF run in its environment, which has no Snakemake.
+SNAKEMAKE = [os.environ.get("SAO_WORKFLOW_PYTHON", sys.executable), "-m", "snakemake"]
 
 TRAIN = """
 import argparse, json, os, sys, time
