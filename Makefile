@@ -37,7 +37,7 @@ help:
 	@echo "make openrlhf-environment   create $(OPENRLHF_VENV): Ray, vLLM and DeepSpeed without a GPU"
 	@echo "make test-openrlhf          its tests, whole runs over OpenRLHF among them"
 	@echo "make openrlhf-rows          every row over OpenRLHF for one update"
-	@echo "make openrlhf-nightly       GRPO + DIS and VAPO over OpenRLHF for four updates, both tasks of released models"
+	@echo "make openrlhf-nightly       GRPO + DIS and VAPO over OpenRLHF for four updates, tasks of released models, the whole chain"
 	@echo "make openrlhf-swe           training on tiny SWE tasks over OpenRLHF, with OpenHands (half an hour or more)"
 	@echo "make lint        ruff, snakefmt, snakemake --lint, mypy"
 	@echo "make format      rewrite the sources to the house format"
@@ -100,9 +100,10 @@ test-openrlhf: $(OPENRLHF_STAMP)
 openrlhf-rows: $(OPENRLHF_STAMP)
 	$(OPENRLHF_BIN)/python -m sao.openrlhf.rows --scale openrlhf_one_update
 
-openrlhf-nightly: $(OPENRLHF_STAMP)
+openrlhf-nightly: $(OPENRLHF_STAMP) $(STAMP)
 	$(OPENRLHF_BIN)/python -m sao.openrlhf.rows --scale openrlhf_smoke grpo_dis vapo
-	$(OPENRLHF_BIN)/python -m pytest -m slow tests/openrlhf/test_released_tasks.py tests/openrlhf/test_served_evaluation.py
+	SAO_WORKFLOW_PYTHON=$(abspath $(BIN)/python) $(OPENRLHF_BIN)/python -m pytest -m slow \
+	  tests/openrlhf/test_released_tasks.py tests/openrlhf/test_served_evaluation.py tests/openrlhf/test_whole_workflow.py
 
 openrlhf-swe: $(OPENRLHF_STAMP) $(OPENHANDS_STAMP)
 	SAO_OPENHANDS_PYTHON=$(abspath $(VENV_OPENHANDS)/bin/python) \

@@ -250,6 +250,9 @@ def test_a_checkpoint_goes_on_as_if_nothing_had_happened(zero_stage: int, tmp_pa
     expected = actors.maker().update(second, 1)
     assert resumed.maker().update(second, 1) == expected
     assert resumed.policy.weight_hashes(torch.float32) == actors.policy.weight_hashes(torch.float32)
+    probe = PackedBatch.from_trajectories(first, policy.device).batch
+    values, expected_values = (one.maker().values(probe)[0] for one in (resumed, actors))
+    assert values.abs().max() > 0 and torch.equal(values, expected_values)
 
 
 def test_exported_weights_have_the_trainers_logprobs(tmp_path: Path) -> None:
