@@ -50,7 +50,8 @@ def job_hosts(environment: Mapping[str, str]) -> list[str]:
 def start_commands(hosts: Sequence[str], gpus: int) -> list[list[str]]:
     """Commands of Ray's head and, where there are more nodes, of its workers; each stays until ended."""
     step = ["srun", "--overlap", "--ntasks-per-node=1", "--gpus-per-node", str(gpus), "--kill-on-bad-exit=1"]
-    ray = ["ray", "start", "--num-gpus", str(gpus), "--disable-usage-stats", "--block"]
+    start = [sys.executable, "-m", "sao.openrlhf.ray_node"]
+    ray = [*start, "--num-gpus", str(gpus), "--disable-usage-stats", "--block"]
     head = [*step, "--nodes=1", "--ntasks=1", "--nodelist", hosts[0], *ray, "--head", "--port", str(PORT)]
     others = list(hosts[1:])
     if not others:

@@ -1,5 +1,6 @@
 """Ray on several nodes of a job, with stand-ins for SLURM's commands and for Ray."""
 
+import signal
 import subprocess
 import sys
 import time
@@ -53,6 +54,28 @@ def test_head_on_the_first_node_and_a_worker_on_each_other() -> None:
         assert command[command.index("--num-gpus") + 1] == "8" and "--block" in command
         assert command[command.index("--gpus-per-node") + 1] == "8"
     assert len(nodes.start_commands(HOSTS[:1], gpus=1)) == 1
+
+
+def test_ray_of_a_node_takes_its_temporary_files_along(
+    commands: Path, tmp_path: Path, temporary_files: Path
+) -> None:
+    """Ended as srun ends it; `ray` stands for one that keeps a session and starts workers with TMPDIR."""
+    ray = 'echo "$@" > $TMPDIR/words; mkdir $6; echo $6 $TMPDIR; exec sleep 600'
+    install(commands, "ray", ray)
+    words = ["--num-gpus", "8", "--block"]
+    node = subprocess.Popen(
+        [sys.executable, "-m", "sao.openrlhf.ray_node", *words],
+        cwd=Path(__file__).parents[2],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    session, place = (Path(word) for word in node.stdout.readline().split())
+    assert session.parent == place and place.parent == temporary_files and session.is_dir()
+    assert (place / "words").read_text().split() == ["start", *words, "--temp-dir", str(session)]
+    node.terminate()
+    assert node.wait(10) == -signal.SIGTERM % 256
+    node.stdout.close()
+    assert not list(temporary_files.iterdir())
 
 
 def test_the_command_runs_against_the_cluster_which_then_ends(
