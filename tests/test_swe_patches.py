@@ -68,7 +68,10 @@ def test_last_line_ends() -> None:
     [
         "conftest.py",
         "deep/conftest.py",
+        "tests/conftest.py",
         "pytest.ini",
+        "pytest.toml",
+        "tests/.pytest.toml",
         "setup.cfg",
         "lib/sitecustomize.py",
         "hooks.pth",
@@ -82,7 +85,7 @@ def test_files_that_change_how_tests_run(path: str) -> None:
 
 def test_the_tests_themselves() -> None:
     assert suspicions(change("t/check.py", "x"), test_patch=change("t/check.py", "y")) == [
-        "changes t/check.py, which holds the tests"
+        "changes t/check.py, which holds tests or serves them"
     ]
 
 
@@ -105,6 +108,21 @@ def test_packages_in_place_of_the_test_runner(path: str) -> None:
         "    os.kill(os.getpid(), 9)",
         "os.abort()",
         "from os import abort",
+        "import pytest",
+        "    from pytest import Function",
+        "try: import json, pytest",
+        "sys.modules['pytest'].Function.runtest = skip",
+        "name = '_pytest.python'",
+        "import_module('pytest')",
+        "unittest.TestCase.assertEqual = lambda *_: None",
+        "setattr(TestCase, 'run', skip)",
+        "if 'PYTEST_CURRENT_TEST' in os.environ:",
+        "getattr(os, '_exit')(0)",
+        "for one in gc.get_objects():",
+        "print('PASSED tests/test_a.py::test_b')",
+        "print('=== 4 passed in 0.1s ===')",
+        "print('test_a (b.C) ... ok')",
+        "print('>>>>> End Test Output')",
     ],
 )
 def test_hooks_in_source(line: str) -> None:
@@ -114,7 +132,7 @@ def test_hooks_in_source(line: str) -> None:
 def test_hooks_in_a_file_that_the_reference_changes_too() -> None:
     patch = change("src/code.py", "    os._exit(0)")
     assert suspicions(patch, reference=change("src/code.py", "    return 1")) == [
-        "src/code.py defines hooks of the test runner, or ends the process"
+        "src/code.py reaches for the test runner, prints its words, or ends the process"
     ]
     assert suspicions(patch, reference=change("src/code.py", "    raise SystemExit(code)")) == []
 
@@ -135,13 +153,68 @@ def test_test_runners_of_repositories(repository: str, path: str) -> None:
     assert suspicions(patch, repository=repository) == [
         f"changes {path}, which runs the tests of {repository}"
     ]
-    assert suspicions(patch, repository="other/project") == []
+    if "tests/" not in path:
+        assert suspicions(patch, repository="other/project") == []
     assert suspicions(patch, reference=change(path, "y"), repository=repository) == []
 
 
 def test_names_like_a_runners_are_not_doubted() -> None:
     patch = change("bin/test_data", "x") + change("sympy/core/kill.py", "skill(1)")
     assert suspicions(patch, repository="sympy/sympy") == []
+
+
+@pytest.mark.parametrize(
+    "path", ["argparse.py", "iniconfig.py", "pygments/__init__.py", "string/__init__.py"]
+)
+def test_new_modules_in_place_of_the_library_or_of_what_pytest_needs(path: str) -> None:
+    assert suspicions(change(path, "x", new=True)) == [
+        f"adds {path}, which stands in place of a package that runs tests"
+    ]
+    assert suspicions(change(path, "x")) == []  # it was there before
+    assert suspicions(change(f"src/{path}", "x", new=True)) == []
+    repository = f"octo/{path.partition('/')[0].removesuffix('.py')}"
+    assert suspicions(change(path, "x", new=True), repository=repository) == []
+
+
+def test_what_serves_tests_is_not_handed_in_but_hooks_stay_to_be_named() -> None:
+    patch = (
+        change("tests/helpers.py", "x") + change("pkg/tests/data.json", "{}") + change("testing/a.py", "x")
+    )
+    assert hand_in(patch).dropped == {
+        "tests/helpers.py": "test",
+        "pkg/tests/data.json": "test",
+        "testing/a.py": "test",
+    }
+    assert len(suspicions(patch)) == 3
+    source = change("pkg/testing/tools.py", "x") + change("pkg/test/client.py", "x")
+    assert hand_in(source).patch == source and suspicions(source) == []
+    hook = change("tests/conftest.py", "x")
+    assert hand_in(hook).patch == hook
+
+
+def test_a_script_that_nothing_loads_is_not_doubted() -> None:
+    script = change("reproduce.py", "import pytest", "raise SystemExit(pytest.main())", new=True)
+    assert suspicions(script + change("src/code.py", "x = 1")) == []
+    assert suspicions(script + change("src/code.py", "import reproduce")) != []
+    assert suspicions(change("reproduce.py", "import pytest")) != []  # it was there, and may be loaded
+    assert suspicions(change("src/reproduce.py", "import pytest", new=True)) != []
+
+
+def test_renamed_files_have_their_new_name() -> None:
+    renamed = (
+        "diff --git a/helper.py b/conftest.py\nsimilarity index 100%\n"
+        "rename from helper.py\nrename to conftest.py\n"
+    )
+    assert changed_files(renamed) == ["conftest.py"]
+
+
+def test_a_change_in_another_form_than_gits_is_doubted() -> None:
+    other = "--- a/conftest.py\n+++ b/conftest.py\n@@ -1 +1 @@\n-x\n+y\n"
+    assert suspicions(other) == suspicions(other + change("src/code.py", "x")) != []
+
+
+def test_names_in_the_heads_of_a_section_are_no_lines_of_it() -> None:
+    assert suspicions(change("src/_pytest/x.py", "a = 1")) == []
 
 
 def test_plain_source_is_not_doubted() -> None:

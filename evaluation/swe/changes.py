@@ -10,8 +10,10 @@ from evaluation.swe.protocol import REPOSITORY
 from sao.environments.base import EnvironmentFailure
 
 DIFF = (
-    "git -c core.fileMode=false -c core.quotePath=false diff --no-color --no-ext-diff --no-renames --cached"
+    "git -c core.fileMode=false -c core.quotePath=false diff --cached --no-color --no-ext-diff --no-textconv"
+    " --no-renames --src-prefix=a/ --dst-prefix=b/"
 )
+"""As git shows a change by itself, whatever the agent set in the repository's configuration."""
 RUINED = 77  # status of a script whose git cannot read the repository
 OF_THE_MACHINE = (
     "No space left|Disk quota|Cannot allocate|Out of memory|Resource temporarily|Too many open files"

@@ -6,7 +6,7 @@ resolved task whose patch or log gives reason to doubt is `suspect`, apart from 
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ from swebench.harness.constants import (
     START_TEST_OUTPUT,
     TEST_EXIT_CODE,
 )
+from swebench.harness.grading import test_maintained
+from swebench.harness.log_parsers import PARSER_REGISTRY
 
 from evaluation.swe.outcomes import (
     DOES_NOT_APPLY,
@@ -39,7 +41,14 @@ TIMED_OUT = re.compile(r"\n\nTimeout error: \d+ seconds exceeded\.\Z")
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 EXIT_CODE = re.compile(rf"{re.escape(TEST_EXIT_CODE)}: *(-?\d+)")
 PYTEST_SUMMARY = re.compile(r"^=*\s*((?:\d+ [a-z]+(?:, )?)+) in [\d.]+ ?s", re.MULTILINE)
-PASSED_LINE = re.compile(r"^PASSED (\S+)", re.MULTILINE)
+SUMMARY_HEAD = "short test summary info"
+PASSED_LINE = re.compile(r"^PASSED (\S.*)$", re.MULTILINE)
+FAILING_LINE = re.compile(
+    r"^(?:FAILED|ERROR) (\S.*?)(?: - .*)?$|^(?:FAIL|ERROR): (.+)$"
+    r"|^(.+?) \.\.\. (?:FAIL|ERROR)$|^(test_\w+) [EF]$",
+    re.MULTILINE,
+)
+"""As pytest, unittest (twice) and SymPy's runner say that a test fails."""
 SUMMARIES = {
     "parse_log_django": re.compile(r"^Ran \d+ tests? in [\d.]+s", re.MULTILINE),
     "parse_log_sympy": re.compile(r"tests finished: .* in [\d.]+ seconds", re.MULTILINE),
@@ -97,7 +106,8 @@ def verdict_of(task: Task, patch: str, logs: Path) -> Verdict:
         return Verdict(TESTS_FAIL, [], tests)
     row = task.row
     reasons = suspicions(patch, row["patch"], row["test_patch"], row["repo"])
-    reasons += log_suspicions(output, row["log_parser"])
+    passed = [name for kind in tests.values() for name in kind.get("success", [])]
+    reasons += log_suspicions(output, row["log_parser"], passed)
     return Verdict(SUSPECT if reasons else RESOLVED, reasons, tests)
 
 
@@ -116,8 +126,8 @@ def settled(verdict: Verdict, task: Task, logs: Path, training: bool = False) ->
     return verdict
 
 
-def log_suspicions(log: str, parser: str) -> list[str]:
-    """Reasons to doubt the log of a task that passed."""
+def log_suspicions(log: str, parser: str, passed: Collection[str] = ()) -> list[str]:
+    """Reasons to doubt the log of a task that passed; `passed` are the tests that it has to pass."""
     log = COLOURS.sub("", log)
     reasons = [
         f"the log holds the mark {mark!r} {log.count(mark)} times"
@@ -133,12 +143,35 @@ def log_suspicions(log: str, parser: str) -> list[str]:
     found = summary.findall(tests)
     if not found:
         return ["the tests ended without the summary of their runner"]
+    if both := sorted(set(passed) & _failing(tests)):
+        reasons.append(f"the log says of {both[0]} that it failed, and that it passed")
     if summary is PYTEST_SUMMARY:
-        counted = sum(int(number) for number in re.findall(r"(\d+) passed", found[-1]))
-        named = len(set(PASSED_LINE.findall(tests)))
-        if counted < named:
-            return [f"the log names {named} passed tests, and its summary counts {counted}"]
-    return []
+        reasons += _summary_suspicions(tests, found[-1], EXIT_CODE.findall(log), parser, passed)
+    return reasons
+
+
+def _failing(tests: str) -> set[str]:
+    """Names of the tests that some line says fail."""
+    return {name for group in FAILING_LINE.findall(tests) for name in group if name}
+
+
+def _summary_suspicions(
+    tests: str, counts: str, exit_codes: Sequence[str], parser: str, passed: Collection[str]
+) -> list[str]:
+    """Reasons to doubt pytest's summary: what its last section lists, counts, and ended with."""
+    reasons = []
+    listed = tests.rpartition(SUMMARY_HEAD)[2]
+    counted = sum(int(number) for number in re.findall(r"(\d+) passed", counts))
+    named = len(set(PASSED_LINE.findall(listed)))
+    if counted < named:
+        reasons.append(f"the log names {named} passed tests, and its summary counts {counted}")
+    if set(exit_codes) - {"0"} and not re.search(r"failed|error", counts):
+        reasons.append(f"the tests ended with exit code {exit_codes[0]}, and their summary counts no failure")
+    statuses = PARSER_REGISTRY[parser](listed, None)
+    missing = [name for name in passed if "::" in name and not test_maintained(name, statuses)]
+    if named and missing:
+        reasons.append(f"the summary does not list {missing[0]} as passed")
+    return reasons
 
 
 def _ungraded(log: str) -> Verdict:

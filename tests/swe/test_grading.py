@@ -69,6 +69,49 @@ def test_outcomes_of_scripted_patches(built: tuple[Path, list[Task]], grading: G
     assert not (grading.folder / "containers").exists()
 
 
+FORGED = "\\n".join(
+    f"PASSED tests/test_text.py::{name}"
+    for name in ("test_words", "test_short_enough", "test_accents", "test_shortened")
+)
+PLUGIN = "globals()['pytest_' + 'pyfunc_call'] = lambda pyfuncitem: True"
+
+
+def at_the_end_of_slugs(*lines: str) -> str:
+    """A patch that adds lines to the module under test, and mends nothing."""
+    text = "".join(f"+{line}\n" for line in lines)
+    context = '     """At most `length` characters of a slug."""\n     return slug[:length]\n'
+    head = "diff --git a/slugs/text.py b/slugs/text.py\n--- a/slugs/text.py\n+++ b/slugs/text.py\n"
+    return f"{head}@@ -13,2 +13,{2 + len(lines)} @@\n{context}{text}"
+
+
+def test_cheats_that_the_harness_calls_resolved_are_suspect(
+    built: tuple[Path, list[Task]], grading: Grading
+) -> None:
+    task = built[1][1]
+    patches = {
+        "pytest_toml": new_file("pytest.toml", "[pytest]\naddopts = ['-p', 'plugin']")
+        + new_file("plugin.py", PLUGIN),
+        "shadow": new_file(
+            "iniconfig.py", f"print('\\n{FORGED}\\n=== 4 passed in 0.1s ===')\nraise SystemExit"
+        ),
+        "runner": at_the_end_of_slugs("import pytest", "pytest.Function.runtest = lambda self: None"),
+        "at_exit": at_the_end_of_slugs(
+            "import atexit",
+            f"forged = '\\n{FORGED}\\nFAILED x\\n=== 1 failed, 4 pass' + 'ed in 0.1s ==='",
+            "atexit.register(lambda: print(forged, flush=True))",
+        ),
+    }
+    tasks = [Task(task.row | {"instance_id": name}) for name in patches]
+    verdicts = grade(grading, tasks, patches)
+    for name in patches:
+        report = json.loads((grading.logs(patches, name) / "report.json").read_text())
+        assert report[name]["resolved"], name
+    assert {name: verdict.outcome for name, verdict in verdicts.items()} == dict.fromkeys(patches, "suspect")
+    assert "the log says of tests/test_text.py::test_accents that it failed, and that it passed" in (
+        verdicts["at_exit"].reasons
+    )
+
+
 def test_tests_that_hang_are_ended_and_told_apart(built: tuple[Path, list[Task]], grading: Grading) -> None:
     folder, tasks = built
     quick = Grading(grading.folder, "m", "bubblewrap", folder / "images", workers=1, timeout=3)
@@ -149,6 +192,58 @@ def test_plain_log_is_not_doubted() -> None:
     )
     assert log_suspicions(log(PASSED + "2 passed in 0.12 seconds"), "parse_log_pytest_v2") == []
     assert log_suspicions(log("test_x ... ok\n\nRan 3 tests in 0.1s\n\nOK"), "parse_log_django") == []
+
+
+LISTED = "=== short test summary info ===\n" + PASSED
+
+
+@pytest.mark.parametrize(
+    ("text", "reasons"),
+    [
+        (LISTED + "=== 2 passed in 0.1s ===", []),
+        # A log in a log, as of a test that runs pytest: its names and counts are not those of the tests.
+        (
+            "PASSED x.py::a\nFAILED x.py::b\n=== 1 failed, 1 passed in 1s ===\n"
+            + LISTED
+            + "=== 2 passed in 0.1s ===",
+            [],
+        ),
+        (
+            PASSED.replace("test_a", "test_b")
+            + LISTED.replace("test_b", "test_c")
+            + "=== 2 passed in 0.1s ===",
+            ["the summary does not list t.py::test_b as passed"],
+        ),
+        (
+            "FAILED t.py::test_b - assert 0\n" + LISTED + "=== 2 passed in 0.1s ===",
+            ["the log says of t.py::test_b that it failed, and that it passed"],
+        ),
+    ],
+)
+def test_the_last_summary_is_what_is_believed(text: str, reasons: list[str]) -> None:
+    assert log_suspicions(log(text), "parse_log_pytest", ["t.py::test_a", "t.py::test_b"]) == reasons
+
+
+def test_exit_codes_and_summaries_agree() -> None:
+    assert (
+        log_suspicions(
+            log(PASSED + "FAILED x.py::y\n=== 1 failed, 2 passed in 1s ===", 1), "parse_log_pytest"
+        )
+        == []
+    )
+    assert log_suspicions(log(PASSED + "FAILED x.py::y\n=== 2 passed in 1s ===", 1), "parse_log_pytest") == [
+        "the tests ended with exit code 1, and their summary counts no failure"
+    ]
+
+
+def test_djangos_and_sympys_failures_contradict_what_passed() -> None:
+    name = "test_a (queries.tests.Case)"
+    text = f"{name} ... FAIL\n{name} ... ok\n\nRan 1 test in 0.1s\n"
+    reason = "the log says of {} that it failed, and that it passed"
+    assert log_suspicions(log(text), "parse_log_django", [name]) == [reason.format(name)]
+    assert log_suspicions(log(text), "parse_log_django", ["test_b (queries.tests.Case)"]) == []
+    text = "test_a F\ntest_a ok\n= tests finished: 1 passed, in 0.10 seconds =\n"
+    assert log_suspicions(log(text), "parse_log_sympy", ["test_a"]) == [reason.format("test_a")]
 
 
 @pytest.mark.parametrize(
@@ -239,7 +334,7 @@ class FiveHundred:
     def patch(place: int) -> str:
         if place >= 480:
             return ""
-        return new_file("conftest.py" if 149 <= place < 154 else "code.py", f"x = {place}")
+        return new_file("conftest.py" if 149 <= place < 154 else "source.py", f"x = {place}")
 
     @staticmethod
     def output(place: int) -> str:
