@@ -211,9 +211,21 @@ def test_only_right_solutions_of_the_teacher_are_traces(made: Made) -> None:
 
 
 def test_table_1_holds_the_scores_of_the_policies(made: Made) -> None:
-    scores = pd.read_csv(made.folder / "tables" / "math_scores.csv")
-    print(scores.to_string())
-    print(pd.read_csv(made.folder / "tables" / "table1.csv").to_string())
+    scores = pd.read_csv(made.folder / "tables" / "math_scores.csv").set_index("row")
+    assert set(scores.index) == POLICIES and set(scores["status"]) == {"complete"}
+    table = pd.read_csv(made.folder / "tables" / "table1.csv")
+    cells = table[(table["measure"] == "evaluation") & (table["column"] == "AIME2025")].set_index("row")
+    assert set(cells.index[cells["value"].notna()]) == POLICIES
+    assert cells.loc["grpo_dis", "status"] == "not run"
+    for policy in POLICIES:
+        [file] = made.folder.glob(f"evaluations/{policy}/seed0/step*/{BENCHMARK}/samples.jsonl")
+        right = [sample["verdict"] == "right" for sample in lines(file.parent, file.name)]
+        assert len(right) == BENCHMARK_PROBLEMS * RUNS
+        assert scores.loc[policy, "score"] == pytest.approx(100 * sum(right) / len(right), abs=1e-3)
+        assert cells.loc[policy, "value"] == pytest.approx(100 * sum(right) / len(right), abs=1e-3)
+    assert min(scores.loc["base_python", "score"], scores.loc["sao", "score"]) > 0
+    shown = f"| SAO (`sao`) | 97.3 | {scores.loc['sao', 'score']:.1f} "
+    assert shown in (made.folder / "tables" / "table1.md").read_text()
 
 
 def test_no_temporary_file_is_left(made: Made, temporary_files: Path) -> None:
