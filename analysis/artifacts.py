@@ -78,7 +78,10 @@ class Series(_Block):
 
 
 class Panel(_Block):
-    """`quantity`: what is drawn; `table` and `benchmarks` choose the values of a panel of bars."""
+    """`quantity`: what is drawn; `table` and `benchmarks` choose the values of a panel of bars.
+
+    The y axis ends at `y_limits`, and where the lower one is null at the data, but never below `floor`.
+    """
 
     name: str
     title: str = ""
@@ -97,6 +100,7 @@ class Panel(_Block):
     benchmarks: list[str] = []
     y_label: str
     y_limits: tuple[float | None, float | None] = (None, None)
+    floor: float | None = None
     smoothing: Smoothing = "mean"
     percent: bool = False
     mark_collapse: bool = False

@@ -1,7 +1,10 @@
-"""Drawing of curves: the colours of Okabe and Ito, each with its own line style and marker for grey print."""
+"""Drawing of curves: each row in a colour, line and marker of its own, told apart in grey print too.
+
+The first colours are those of Okabe and Ito.
+"""
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from matplotlib.transforms import ScaledTranslation, Transform
 
 from analysis.curves import Curve
 
@@ -26,8 +30,14 @@ STYLES: tuple[tuple[str, Any, str], ...] = (
     ("#E69F00", (0, (4, 1, 1, 1)), "P"),
     ("#56B4E9", (0, (1, 1)), "X"),
     ("#7F7F7F", (0, (7, 2)), "<"),
+    ("#8C4B0B", "--", "p"),
+    ("#C51B7D", "-.", ">"),
+    ("#B8860B", (0, (2, 1)), "d"),
+    ("#117733", (0, (4, 1, 1, 1)), "h"),
 )
-# One style a row in every figure; rows that never share a panel may share one.
+OTHER_ROWS = 7
+# One style a row in every figure. A row of the online simulation or of SWE-Bench has that of its method, and
+# all policies before training one.
 ROW_STYLES = {
     "sao": 0,
     "sao_online": 0,
@@ -37,12 +47,11 @@ ROW_STYLES = {
     "grpo_vanilla": 2,
     "vapo": 4,
     "sao_critic_1x": 5,
-    "sao_full_critic": 5,
+    "sao_full_critic": 8,
     "sao_dis_only": 6,
-    "step_average": 5,
-    "step_last_token": 6,
-    "sao_no_dis": 5,
-    "grpo_sync": 7,
+    "step_average": 9,
+    "step_last_token": 10,
+    "sao_no_dis": 11,
     "warm_start": 7,
     "sao_swe": 0,
     "grpo_dis_swe": 1,
@@ -58,14 +67,15 @@ WRITING_STYLES: tuple[tuple[str, Any, str], ...] = (
 )
 BENCHMARK_STYLES = (("#333333", ""), ("#777777", "//"), ("#AAAAAA", ".."), ("#CCCCCC", "xx"))
 IMPORTED_STYLES = (
-    ("#E69F00", (0, (1, 1)), "P"),
-    ("#56B4E9", (0, (6, 2)), "*"),
-    ("#7F7F7F", (0, (3, 1, 1, 1)), "h"),
+    ("#66A61E", (0, (1, 1)), "*"),
+    ("#7570B3", (0, (6, 2)), "8"),
+    ("#1F3A5F", (0, (3, 1, 1, 1)), "H"),
 )
 PANEL_WIDTH, PANEL_HEIGHT = 4.4, 3.9
 LONGEST_END_LABEL = 12  # characters that fit beside a single panel
 END_LABEL_ROOM = 0.08  # of the axis, between the last points of two curves
 MARKERS_A_LINE = 8
+LEGEND_BELOW = 34  # points from the axis, where its numbers and label end
 CAPTION_CHARACTERS_AN_INCH = 19
 
 SETTINGS: dict[str, Any] = {
@@ -92,7 +102,12 @@ def new_figure(panels: int) -> tuple[Figure, Sequence[Axes]]:
 
 def row_style(row: str) -> tuple[str, Any, str]:
     """Colour, line and marker of a row."""
-    return STYLES[ROW_STYLES.get(row, len(STYLES) - 1)]
+    return STYLES[row_index(row)]
+
+
+def row_index(row: str) -> int:
+    """A row's place in `STYLES`."""
+    return ROW_STYLES.get(row, OTHER_ROWS)
 
 
 def staleness_colours(oldest: int) -> ScalarMappable:
@@ -106,13 +121,34 @@ def name_bars(axes: Axes, names: Sequence[str]) -> None:
     axes.grid(axis="x", visible=False)
 
 
+def label_bars(axes: Axes, places: Iterable[float], tops: Iterable[float], values: Iterable[float]) -> None:
+    """Each bar's value above its top, with room for it; bars without one have no label."""
+    axes.margins(y=0.12)
+    above: dict[str, Any] = {"xytext": (0, 3), "textcoords": "offset points", "ha": "center", "fontsize": 7}
+    for place, top, value in zip(places, tops, values, strict=True):
+        if np.isfinite(value):
+            axes.annotate(f"{value:.1f}", (place, top), **above)
+
+
+def share_colour_bar(axes: Axes, colours: ScalarMappable, label: str) -> None:
+    """One colour bar beside all panels of the figure, drawn with its last panel."""
+    panels = axes.figure.axes
+    if panels[-1] is axes:
+        axes.figure.colorbar(colours, ax=panels, label=label, shrink=0.8, extend="max")
+
+
 def note_below(axes: Axes, text: str) -> None:
     """A line below the panel, where others have their legend."""
-    axes.text(0.5, -0.2, text, transform=axes.transAxes, ha="center", va="top", fontsize=8)
+    axes.text(0.5, 0, text, transform=_below(axes), ha="center", va="top", fontsize=8)
 
 
-def draw_curve(axes: Axes, curve: Curve, style: int, styles: Sequence[Any] = STYLES) -> None:
-    """The mean as a line, the range over seeds as a band, and unsmoothed means as faint points."""
+def draw_curve(
+    axes: Axes, curve: Curve, style: int, styles: Sequence[Any] = STYLES, again: bool = False
+) -> None:
+    """The mean as a line, the range over seeds as a band, and unsmoothed means as faint points.
+
+    A row shown `again` in a panel keeps its colour; its line is dotted and its markers are hollow.
+    """
     colour, line, marker = styles[style % len(styles)]
     if curve.points is not None:
         axes.plot(curve.x, curve.points, ".", color=colour, markersize=2.5, alpha=0.3, linewidth=0)
@@ -123,11 +159,12 @@ def draw_curve(axes: Axes, curve: Curve, style: int, styles: Sequence[Any] = STY
         curve.x,
         curve.mean,
         color=colour,
-        linestyle=line,
+        linestyle=":" if again else line,
         linewidth=1.6,
         marker=marker,
         markersize=4.5,
-        markevery=(style * every // len(styles), every),
+        markerfacecolor="#FFFFFF" if again else colour,
+        markevery=((style * every // len(styles) + again * every // 2) % every, every),
         label=f"{curve.label} ({_seeds(curve.seeds)})",
     )
 
@@ -138,8 +175,9 @@ def mark_collapses(axes: Axes, x: Sequence[float], y: Sequence[float], label: st
     )
 
 
-def mark_switch(axes: Axes, x: float) -> None:
-    axes.axvline(x, color="#555555", linewidth=0.8, linestyle=(0, (2, 3)))
+def mark_edge(axes: Axes, x: float, label: str | None = None) -> None:
+    """A dotted line across the panel, in its legend under `label`."""
+    axes.axvline(x, color="#555555", linewidth=0.8, linestyle=(0, (2, 3)), label=label)
 
 
 def shade_phases(axes: Axes, edges: Sequence[float], names: Sequence[str]) -> None:
@@ -202,7 +240,8 @@ def finish_panel(
     if whole_numbers is not None:
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=whole_numbers))
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), fontsize=8, handlelength=3.2, ncols=1)
+        below: dict[str, Any] = {"bbox_to_anchor": (0.5, 0), "bbox_transform": _below(axes)}
+        axes.legend(loc="upper center", borderaxespad=0, fontsize=8, handlelength=3.2, **below)
     if empty:
         axes.text(0.5, 0.5, "no finished run", transform=axes.transAxes, ha="center", color="#555555")
 
@@ -225,6 +264,13 @@ def points_below(curves: Sequence[Curve], limit: float) -> int:
 def apply_settings() -> None:
     mpl.use("Agg")
     mpl.rcParams.update(SETTINGS)  # type: ignore[arg-type]
+
+
+def _below(axes: Axes) -> Transform:
+    """Places below the panel, x as a share of its width, y from where its labels end."""
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    return axes.transAxes + ScaledTranslation(0, -LEGEND_BELOW / 72, figure.dpi_scale_trans)
 
 
 def _drawn(curve: Curve) -> np.ndarray | None:

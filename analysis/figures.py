@@ -28,7 +28,7 @@ from analysis.curves import (
 )
 from analysis.imported import captions, imported_curves
 from analysis.load import Logs, Run, load_logs
-from analysis.panels import PANELS
+from analysis.panels import INTERVALS, PANELS
 from analysis.panels import X_LABELS as PANEL_X_LABELS
 from analysis.recovery import build_recovery, first_phase_sentences, switching_rows
 from analysis.recovery import lay_out as lay_out_recovery
@@ -37,6 +37,7 @@ from analysis.rows import row_status
 from sao.environments.style import PHASES
 
 PLAIN_PAD, PHASED_PAD = 6.0, 16.0  # of a panel's title, in points
+CROSS_HEIGHT = 1.0  # of a collapse's cross, in points of accuracy
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def compose_figure(logs: Logs, name: str, axis: XAxis, command: str) -> Composed
         else:
             curves = _draw_panel(logs, panel, place, axis)
             if len(figure.panels) == 1 and curves:
-                place.set_ylim(*panel.y_limits)
+                place.set_ylim(*_limits(panel, place))
                 drawing.label_ends(place, curves)
             remarks += _remarks(panel, curves)
             data = pd.concat([curve.frame() for curve in curves]) if curves else pd.DataFrame()
@@ -87,7 +88,7 @@ def compose_figure(logs: Logs, name: str, axis: XAxis, command: str) -> Composed
             title,
             label,
             panel.y_label,
-            panel.y_limits,
+            _limits(panel, place),
             whole_numbers,
             data.empty,
             PHASED_PAD if phased else PLAIN_PAD,
@@ -122,9 +123,12 @@ def _draw_panel(logs: Logs, panel: Panel, axes: Axes, axis: XAxis) -> list[Curve
         if not runs:
             continue
         drawn = _curves(runs, panel, series, axis)
+        again = series.row in [other.row for other in panel.series[:position]]
         for offset, curve in enumerate(drawn):
-            styles = drawing.WRITING_STYLES if panel.quantity == "style_shares" else drawing.STYLES
-            drawing.draw_curve(axes, curve, _style(panel, series, position, offset), styles)
+            if panel.quantity == "style_shares":
+                drawing.draw_curve(axes, curve, offset, drawing.WRITING_STYLES)
+            else:
+                drawing.draw_curve(axes, curve, drawing.row_index(series.row), again=again)
         curves += drawn
     beside = imported_curves(logs.imported, panel, axis)
     for offset, curve in enumerate(beside):
@@ -133,14 +137,6 @@ def _draw_panel(logs: Logs, panel: Panel, axes: Axes, axis: XAxis) -> list[Curve
     if panel.mark_collapse:
         _draw_collapses(logs, panel, axes, axis)
     return curves
-
-
-def _style(panel: Panel, series: Series, position: int, offset: int) -> int:
-    """The row's style, another one where the panel shows it a second time; styles of texts by place."""
-    if panel.quantity == "style_shares":
-        return offset
-    again = series.row in [other.row for other in panel.series[:position]]
-    return 7 if again else drawing.ROW_STYLES.get(series.row, position)
 
 
 def _curves(runs: Sequence[Run], panel: Panel, series: Series, axis: XAxis) -> list[Curve]:
@@ -152,6 +148,13 @@ def _curves(runs: Sequence[Run], panel: Panel, series: Series, axis: XAxis) -> l
     return [metric_curve(runs, series, label, panel, axis)]
 
 
+def _limits(panel: Panel, axes: Axes) -> tuple[float | None, float | None]:
+    """Ends of the y axis: as the panel says, and not below its floor."""
+    if panel.floor is None:
+        return panel.y_limits
+    return max(panel.floor, axes.get_ylim()[0]), panel.y_limits[1]
+
+
 def _draw_collapses(logs: Logs, panel: Panel, axes: Axes, axis: XAxis) -> None:
     """A cross where a seed's curve collapsed, at that seed's accuracy."""
     collapsed = [run for series in panel.series for run in logs.finished(series.row) if run.collapse]
@@ -161,7 +164,9 @@ def _draw_collapses(logs: Logs, panel: Panel, axes: Axes, axis: XAxis) -> None:
     positions = [run.collapse.position for run in collapsed if run.collapse]
     x = [curve.x[position] for curve, position in zip(curves, positions, strict=True)]
     y = [curve.mean[position] for curve, position in zip(curves, positions, strict=True)]
-    drawing.mark_collapses(axes, x, y, f"collapse of a seed ({len(collapsed)} in all)")
+    places = {(round(across), round(up / CROSS_HEIGHT)) for across, up in zip(x, y, strict=True)}
+    hidden = ", some overlap" if len(places) < len(collapsed) else ""
+    drawing.mark_collapses(axes, x, y, f"collapse of a seed ({len(collapsed)} in all{hidden})")
 
 
 def _draw_phases(logs: Logs, panel: Panel, axes: Axes) -> bool:
@@ -172,7 +177,7 @@ def _draw_phases(logs: Logs, panel: Panel, axes: Axes) -> bool:
     task = runs[0].record.config["task"]
     switches = [share * runs[0].updates for share in task["switch_points"]]
     for switch in switches:
-        drawing.mark_switch(axes, switch)
+        drawing.mark_edge(axes, switch)
     rewarded = task.get("rewarded") or [phase.rewarded for phase in PHASES]
     drawing.shade_phases(axes, [0.0, *switches, float(runs[0].updates)], rewarded)
     return True
@@ -199,7 +204,7 @@ def _remarks(panel: Panel, curves: Sequence[Curve]) -> list[str]:
         remarks.append(
             "VAPO's clipped share is near 0 by construction: the trainer recomputes pi_old for each batch."
         )
-    if panel.y_limits[0] is not None and (below := drawing.points_below(curves, panel.y_limits[0])):
+    if panel.floor is not None and (below := drawing.points_below(curves, panel.floor)):
         remarks.append(f"Panel {panel.name}: {below} points lie below the axis.")
     return remarks
 
@@ -212,9 +217,12 @@ def _where(logs: Logs, figure: Figure) -> str:
 
 
 def _band(logs: Logs, figure: Figure) -> str:
+    """What bands and whiskers reach over."""
     curves = any(panel.quantity not in PANELS for panel in figure.panels)
     several = curves and any(len(logs.finished(row)) > 1 for row in figure.rows)
-    return "; bands from the lowest to the highest seed" if several else ""
+    said = ["bands from the lowest to the highest seed"] if several else []
+    said += [INTERVALS[panel.quantity] for panel in figure.panels if panel.quantity in INTERVALS]
+    return "".join(f"; {text}" for text in said)
 
 
 def _caption(logs: Logs, figure: Figure, remarks: list[str], command: str) -> str:

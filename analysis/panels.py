@@ -47,6 +47,7 @@ def draw_scores(logs: Logs, panel: Panel, axes: Axes) -> pd.DataFrame:
     axes.bar(frame.index, frame["value"], 0.6, color=colours)
     axes.errorbar(frame.index, frame["value"], reach, fmt="none", color="#222222", capsize=3, linewidth=1)
     drawing.name_bars(axes, [_short(label) for label in frame["label"]])
+    drawing.label_bars(axes, frame.index, frame["high"].fillna(frame["value"]), frame["value"])
     return frame
 
 
@@ -70,20 +71,30 @@ def draw_published(logs: Logs, panel: Panel, axes: Axes) -> pd.DataFrame:
             places,
             values,
             width,
-            label=TITLES[benchmark] if bars == len(panel.benchmarks) else f"{TITLES[benchmark]}, the paper",
+            label=_bar_label(benchmark, bars, panel),
             color=colour,
             hatch=hatch,
             edgecolor="white",
         )
+        if len(panel.benchmarks) == 1:
+            drawing.label_bars(axes, places, values, values)
     if bars > len(panel.benchmarks):
         places = np.arange(len(rows)) + (bars - 1) / 2 * width
         reach = [own["value"] - own["low"], own["high"] - own["value"]]
         axes.bar(places, own["value"], width, color=[drawing.row_style(row)[0] for row in rows], label="ours")
         axes.errorbar(places, own["value"], reach, fmt="none", color="#222222", capsize=3, linewidth=1)
         frame = pd.concat([frame, own.dropna(subset="value").reset_index()], ignore_index=True)
+        drawing.label_bars(axes, places, own["high"].fillna(own["value"]), own["value"])
     names = frame.drop_duplicates("row").set_index("row")["label"]
     drawing.name_bars(axes, [_short(str(names[row])) for row in rows])
     return frame
+
+
+def _bar_label(benchmark: str, bars: int, panel: Panel) -> str:
+    """A benchmark's name in the legend; none where the panel has no other bars, as its title names it."""
+    if bars > len(panel.benchmarks):
+        return f"{TITLES[benchmark]}, the paper"
+    return TITLES[benchmark] if bars > 1 else "_named in the title"
 
 
 def _own_shares(logs: Logs, panel: Panel) -> pd.DataFrame:
@@ -97,11 +108,12 @@ def _own_shares(logs: Logs, panel: Panel) -> pd.DataFrame:
 
 def draw_gantt(logs: Logs, panel: Panel, axes: Axes) -> pd.DataFrame:
     """Slots and updates of one run over ticks of the virtual clock; shades tell a trajectory's staleness."""
+    shade = drawing.staleness_colours(OLDEST_SHOWN)
+    drawing.share_colour_bar(axes, shade, "staleness (updates)")
     run = run_with_schedule(logs.finished(panel.series[0].row))
     if run is None:
         return pd.DataFrame()
     trajectories, updates, first = window(read_schedule(run), GANTT_TICKS, GANTT_SLOTS)
-    shade = drawing.staleness_colours(OLDEST_SHOWN)
     axes.barh(
         trajectories["slot"],
         trajectories["end_tick"] - trajectories["start_tick"],
@@ -120,7 +132,6 @@ def draw_gantt(logs: Logs, panel: Panel, axes: Axes) -> pd.DataFrame:
         color="#000000",
     )
     axes.set_yticks([0, 8, 16, 24, GANTT_SLOTS + 1.5], ["0", "8", "16", "24", "trainer"])
-    axes.figure.colorbar(shade, ax=axes, label="staleness (updates)", shrink=0.8)
     later = (
         run.later_updates[["sampler_idle_share", "trainer_idle_share", "staleness_mean"]].astype(float).mean()
     )
@@ -205,6 +216,10 @@ PANELS = {
     "staleness": draw_staleness,
     "staleness_by_length": draw_staleness_by_length,
 }
+INTERVALS = {
+    "scores": "whiskers: 95% intervals over seeds and problems, of one evaluation over problems",
+    "staleness_by_length": "band of the last panel: 10% to 90% of the trajectories",
+}
 X_LABELS = {
     "scores": "",
     "published": "",
@@ -219,10 +234,9 @@ def _mark_band(logs: Logs, panel: Panel, axes: Axes) -> None:
     """Lines at the edges of the first row's DIS band."""
     runs = logs.finished(panel.series[0].row)
     objective = runs[0].record.config["objective"] if runs else {}
-    for edge in (
-        (1 - objective["eps_low"], 1 + objective["eps_high"]) if objective.get("kind") == "dis" else ()
-    ):
-        drawing.mark_switch(axes, edge)
+    if objective.get("kind") == "dis":
+        drawing.mark_edge(axes, 1 - objective["eps_low"], "edges of the DIS band")
+        drawing.mark_edge(axes, 1 + objective["eps_high"])
 
 
 def _label(logs: Logs, series: Series) -> str:

@@ -134,6 +134,7 @@ def test_steps_in_common_are_compared(tmp_path: Path) -> None:
 
 
 def test_commands_need_no_torch() -> None:
-    modules = "analysis.compare, analysis.trace, analysis.comparisons, analysis.design, analysis.published, analysis.verify"
+    names = ("compare", "trace", "comparisons", "design", "published", "verify")
+    modules = ", ".join(f"analysis.{name}" for name in names)
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -160,6 +160,54 @@ def test_no_style_of_writing_has_a_rows_colour() -> None:
     assert not rows & writing and len(writing) == 5
 
 
+def test_no_two_rows_of_the_figures_have_one_colour() -> None:
+    """But for a method's rows in several tables, and for the policies before training."""
+    drawn = {
+        series.row
+        for figure in load_artifacts().figures.values()
+        for panel in figure.panels
+        for series in panel.series
+        if panel.quantity not in ("published", "gantt")
+    }
+    methods = {row.removesuffix("_online") for row in drawn}
+    colours = {row: drawing.row_style(row)[0] for row in methods}
+    assert len(methods) == 11 and len(set(colours.values())) == 11
+    assert drawing.row_style("sao_online") == drawing.row_style("sao") == drawing.row_style("sao_swe")
+    imported = {colour for colour, _, _ in drawing.IMPORTED_STYLES}
+    assert len(imported) == 3 and not imported & {colour for colour, _, _ in drawing.STYLES}
+    assert not imported & {colour for colour, _, _ in drawing.WRITING_STYLES}
+
+
+def test_a_row_shown_again_keeps_its_colour_and_has_hollow_markers(tmp_path: Path) -> None:
+    folder = tmp_path / "cpu"
+    for row in ("sao", "sao_full_critic"):
+        write_run(folder, row, 0, STABLE)
+    logs = load_logs(folder, ["sao", "sao_full_critic"])
+    axes = figures.compose_figure(logs, "figure4", "updates", "command").canvas.axes[1]
+    _, first, second = (line for line in axes.get_lines() if not str(line.get_label()).startswith("_"))
+    assert first.get_color() == second.get_color() == drawing.row_style("sao_full_critic")[0]
+    assert first.get_markerfacecolor() == first.get_color() and second.get_markerfacecolor() == "#FFFFFF"
+
+
+def test_an_axis_reaches_its_floor_only_where_the_data_do(logs: Logs, tmp_path: Path) -> None:
+    """One update has an explained variance of -5; without it all lie at 0.4."""
+    assert figures.compose_figure(logs, "figure4", "updates", "command").canvas.axes[0].get_ylim()[0] == -0.5
+    folder = tmp_path / "cpu"
+    write_run(folder, "sao", 0, STABLE, explained_variance_before=0.4)
+    other = load_logs(folder, ["sao"])
+    low, high = figures.compose_figure(other, "figure4", "updates", "command").canvas.axes[0].get_ylim()
+    assert 0.3 < low < 0.4 < high < 0.5
+
+
+def test_overlapping_crosses_are_said_to_overlap(tmp_path: Path) -> None:
+    for seed in range(2):
+        write_run(tmp_path / "cpu", "grpo_vanilla", seed, COLLAPSING)
+    logs = load_logs(tmp_path / "cpu", ["grpo_vanilla"])
+    axes = figures.compose_figure(logs, "figure3", "updates", "command").canvas.axes[0]
+    said = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert said == ["collapse of a seed (2 in all, some overlap)"]
+
+
 def test_curves_are_named_at_their_ends_where_the_names_fit(logs: Logs) -> None:
     """SAO ends at about 65%, GRPO at 10%: far apart; the second seed of one row alone leaves no doubt."""
     axes = figures.compose_figure(logs, "figure3", "updates", "command").canvas.axes[0]

@@ -141,9 +141,9 @@ def test_figures_draw_and_name_imported_runs(
     drawn: list[Curve] = []
     draw = figures.drawing.draw_curve
 
-    def draw_and_keep(axes: Axes, curve: Curve, *more: object) -> None:
+    def draw_and_keep(axes: Axes, curve: Curve, *more: object, **named: object) -> None:
         drawn.append(curve)
-        draw(axes, curve, *more)
+        draw(axes, curve, *more, **named)
 
     monkeypatch.setattr(figures.drawing, "draw_curve", draw_and_keep)
     arguments = ["--runs", str(results / "cpu"), "--out", str(tmp_path), "--beside", str(results / "my_30b")]

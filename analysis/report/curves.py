@@ -106,8 +106,8 @@ def comparison(
     if not curves:
         return None
     canvas, axes = _canvas((5.2, 3.2))
-    for position, (row, curve) in enumerate(curves):
-        drawing.draw_curve(axes, curve, drawing.ROW_STYLES.get(row, len(drawing.STYLES) - 1 - position))
+    for row, curve in curves:
+        drawing.draw_curve(axes, curve, drawing.row_index(row))
     _finish(axes, title, "")
     axes.legend(fontsize=7, handlelength=3.2)
     return inline_svg(canvas, name, f"{title} of {' and '.join(row_label(row) for row, _ in curves)}")
@@ -175,7 +175,7 @@ def _draw(axes: Axes, curve: Curve, beside: Curve | None, row: str) -> None:
     if beside is not None:
         colour, _, _ = drawing.row_style(REFERENCE_ROW)
         axes.plot(beside.x, beside.mean, color=colour, linewidth=0.9, alpha=0.6)
-    drawing.draw_curve(axes, curve, drawing.ROW_STYLES.get(row, len(drawing.STYLES) - 1))
+    drawing.draw_curve(axes, curve, drawing.row_index(row))
 
 
 def _ending(curve: Curve, unit: str, last: int) -> str:
