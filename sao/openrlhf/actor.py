@@ -28,7 +28,13 @@ from sao.logprobs import token_logprobs
 from sao.openrlhf import cpu
 from sao.openrlhf.checkpoint import disk_errors
 from sao.openrlhf.ports import free_port
-from sao.openrlhf.strategy import Strategy, loader_in_order, loss_normalizer, optimizer_step_done
+from sao.openrlhf.strategy import (
+    Strategy,
+    loader_in_order,
+    loss_normalizer,
+    optimizer_step_done,
+    without_dropout,
+)
 from sao.openrlhf.weight_group import weight_group
 from sao.policy_objective import policy_loss
 
@@ -79,6 +85,7 @@ class PolicyModel(Actor):
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
+        without_dropout(self.model)
         self.model.config.output_router_logits = False
         self.model.lm_head.__class__ = LogprobHead
         self.model.forward = MethodType(logprob_forward, self.model)

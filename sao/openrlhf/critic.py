@@ -30,7 +30,13 @@ from sao.openrlhf.actor import STATE_TAG
 from sao.openrlhf.checkpoint import disk_errors
 from sao.openrlhf.ports import free_port
 from sao.openrlhf.settings import RunSettings
-from sao.openrlhf.strategy import Strategy, loader_in_order, loss_normalizer, optimizer_step_done
+from sao.openrlhf.strategy import (
+    Strategy,
+    loader_in_order,
+    loss_normalizer,
+    optimizer_step_done,
+    without_dropout,
+)
 
 VALUE_MODEL_FILE = "value_model.safetensors"
 
@@ -95,6 +101,7 @@ def build_critic(
     )
     del keep_alive
     backbone.config.use_cache = False
+    without_dropout(backbone)
     model = CriticModel(backbone, packing_samples)
     set_z3_leaf_modules(model, detect_hybrid=False)
     if value_model is not None:

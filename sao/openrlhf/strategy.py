@@ -8,7 +8,7 @@ import sao.openrlhf.ready  # noqa: F401
 import torch
 from openrlhf.models import Actor
 from openrlhf.utils.deepspeed.deepspeed import DeepspeedStrategy
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from sao.openrlhf import cpu
@@ -59,6 +59,15 @@ def make_strategy(arguments: Any, kind: type[Strategy] = Strategy) -> Strategy:
 def make_fine_tuning_strategy(arguments: Any) -> Strategy:
     """The strategy of OpenRLHF's fine-tuning command."""
     return make_strategy(arguments, FineTuningStrategy)
+
+
+def without_dropout(model: nn.Module) -> None:
+    """Sets every rate of dropout to 0, so that log-probs and values in training are those outside of it."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        elif hasattr(module, "attention_dropout"):
+            module.attention_dropout = 0.0
 
 
 def loss_normalizer(loss_batch_info: dict[str, Any]) -> Tensor:

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import deepspeed
 import torch
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast, Qwen3MoeForCausalLM
@@ -83,6 +84,8 @@ def arguments(
         "--critic.lr_scheduler": "constant",
         "--actor.max_norm": run.optimizer.gradient_clip,
         "--critic.max_norm": run.optimizer.gradient_clip,
+        "--actor.adam.weight_decay": run.optimizer.weight_decay,
+        "--critic.adam.weight_decay": run.optimizer.weight_decay,
         "--ckpt.path": folder / "none",
     }
     words = [str(word) for flag in flags.items() for word in flag]
@@ -145,4 +148,8 @@ class Actors:
 
 
 def copies(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    return {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
+    """A copy of every parameter, whole also where ZeRO-3 keeps parts."""
+    parameters = list(module.parameters())
+    sharded = any(hasattr(parameter, "ds_id") for parameter in parameters)
+    with deepspeed.zero.GatheredParameters(parameters, enabled=sharded):
+        return {name: parameter.detach().clone() for name, parameter in module.named_parameters()}

@@ -1,5 +1,7 @@
 """The real actor classes of OpenRLHF, with DeepSpeed, against the local engine: same batch, same weights."""
 
+import json
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +204,31 @@ def test_minibatches_equal_the_local_engines(row: str, tmp_path: Path) -> None:
         compare(maker.update(trajectories, step), local.update(trajectories, step), 1e-5)
 
 
+def test_clipped_values_equal_the_local_engines(tmp_path: Path) -> None:
+    """Three critic updates on a batch, each measured from the values before the first of them."""
+    policy, value_model = starting_point(tmp_path)
+    run = row_config("sao", critic={"value_clip": 0.002, "updates_per_batch": 3})
+    maker = Actors(run, tmp_path, packing=True).maker()
+    free = Trainer(row_config("sao", critic={"updates_per_batch": 3}), *map(deepcopy, (policy, value_model)))
+    local = Trainer(run, policy, value_model)
+    for step, trajectories in enumerate(batches(run, policy, 2)):
+        expected = local.update(trajectories, step)
+        compare(maker.update(trajectories, step), expected, 1e-5)
+        assert free.update(trajectories, step)["value_mean"] != pytest.approx(
+            expected["value_mean"], abs=1e-4
+        )
+
+
+def test_a_model_with_dropout_trains_without_it(tmp_path: Path) -> None:
+    policy, value_model = starting_point(tmp_path)
+    file = tmp_path / "policy" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"attention_dropout": 0.5}))
+    run = row_config("sao")
+    maker, local = Actors(run, tmp_path).maker(), Trainer(run, policy, value_model)
+    for step, trajectories in enumerate(batches(run, policy, 2)):
+        compare(maker.update(trajectories, step), local.update(trajectories, step), 1e-5)
+
+
 def test_bf16_steps_stay_near_the_local_engines(tmp_path: Path) -> None:
     """bf16 keeps eight bits: losses and values agree to a few hundredths, gradient norms to a tenth."""
     policy, value_model = starting_point(tmp_path)
@@ -216,10 +243,15 @@ def test_bf16_steps_stay_near_the_local_engines(tmp_path: Path) -> None:
         assert record[name] == pytest.approx(expected[name], rel=0.1), name
 
 
-def test_critic_only_steps_move_the_critic_alone_and_never_its_frozen_part(tmp_path: Path) -> None:
+@pytest.mark.parametrize("zero_stage", [2, 3])
+def test_critic_only_steps_move_the_critic_alone_and_never_its_frozen_part(
+    zero_stage: int, tmp_path: Path
+) -> None:
+    """With weight decay, which would also move what has no gradient."""
     policy, _ = starting_point(tmp_path)
     run = row_config("sao", critic={"critic_only_steps": 2})
-    actors = Actors(run, tmp_path)
+    run = run.model_copy(update={"optimizer": run.optimizer.model_copy(update={"weight_decay": 0.1})})
+    actors = Actors(run, tmp_path, zero_stage=zero_stage)
     maker, optimizer_steps = actors.maker(), actors.critic.critic.global_steps
     policy_before, critic_before = actors.policy_weights(), actors.critic_weights()
     data = batches(run, policy, 3)
