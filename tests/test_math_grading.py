@@ -121,6 +121,15 @@ def test_nearly_all_wrong_answers_are_called_wrong(voted: list[tuple[dict[str, s
     assert verdicts.count("wrong") >= 0.98 * len(verdicts)
 
 
+def test_pairs_that_graders_were_reported_to_misjudge_have_their_verdicts(
+    voted: list[tuple[dict[str, str], Grade]],
+) -> None:
+    """Without exception: the few errors that are allowed above are none of these."""
+    reported = [(pair, grade.verdict) for pair, grade in voted if pair["why"].startswith("reported pair")]
+    assert len(reported) >= 25
+    assert [(pair, verdict) for pair, verdict in reported if verdict != pair["expected"]] == []
+
+
 def test_pairs_that_only_the_problem_decides_stay_undecided(
     voted: list[tuple[dict[str, str], Grade]],
 ) -> None:

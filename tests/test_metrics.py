@@ -139,6 +139,13 @@ def test_quantiles_interpolate_between_values(values, shares):
     assert found == pytest.approx(expected.tolist(), rel=1e-9, abs=1e-6)
 
 
+def test_quantiles_of_a_whole_batch_of_long_trajectories():
+    """128 of 128k tokens, as many as torch.quantile takes, and one token more."""
+    values = torch.zeros(2**24 + 1)
+    values[: 2**23] = -1
+    assert quantiles(values, (0.01, 0.49, 0.51, 0.99)) == [-1, -1, 0, 0]
+
+
 # --- Staleness ---------------------------------------------------------------------------------------------
 
 
