@@ -112,6 +112,8 @@ class TrainingRun(ppo_trainer.BasePPOTrainer):
             shown = taken.trajectories[:LOGGED_TRAJECTORIES]
             self.directory.log_training_trajectories(self._trajectory_lines(shown, step))
         record = self.experience_maker.update(taken.trajectories, step)
+        if step == 0:  # the whole batch was sampled with the weights that this update starts from
+            weights.check_agreement(record["mean_abs_log_ratio"])
         self.step += 1
         if trained := step >= 0:
             self._synchronise()

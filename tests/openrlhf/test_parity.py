@@ -3,6 +3,7 @@
 import json
 from copy import deepcopy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,8 @@ from sao.local.model import load_policy
 from sao.local.packed_batch import PackedBatch, policy_logprobs
 from sao.local.trainer import Trainer
 from sao.openrlhf import experience
+from sao.openrlhf.run import TrainingRun
+from sao.openrlhf.weights import WeightMismatch
 from sao.trajectory import Batch, Trajectory
 
 ROWS = (
@@ -324,3 +327,30 @@ def test_the_router_loss_is_computed_when_its_coefficient_asks_for_it_alone(
         norms.append(actors.maker().update(trajectories, 0)["policy_grad_norm"])
         assert bool(calls) == (coefficient > 0)
     assert norms[0] != pytest.approx(norms[1], rel=1e-3)
+
+
+class Synchronised(Exception):
+    """The update was accepted."""
+
+
+@pytest.mark.parametrize(
+    ("step", "difference", "accepted"),
+    [(0, 0.009, True), (0, 0.4, False), (0, float("nan"), False), (2, 0.4, True)],
+)
+def test_an_engine_that_computes_another_model_ends_the_run_at_its_first_update(
+    step: int, difference: float, accepted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Later batches were sampled with older weights, so that they differ anyway."""
+
+    def synchronise(self: TrainingRun) -> None:
+        raise Synchronised
+
+    monkeypatch.setattr(TrainingRun, "_synchronise", synchronise)
+    training = TrainingRun.__new__(TrainingRun)
+    training.run, training.step = row_config("grpo_dis", scale="openrlhf_smoke"), step
+    taken = SimpleNamespace(trajectories=[])
+    training.stream = SimpleNamespace(take=SimpleNamespace(remote=lambda: taken))
+    record = {"mean_abs_log_ratio": difference}
+    training.experience_maker = SimpleNamespace(update=lambda trajectories, step: record)
+    with pytest.raises(Synchronised if accepted else WeightMismatch):
+        training._train_step()
