@@ -107,7 +107,10 @@ def _own_shares(logs: Logs, panel: Panel) -> pd.DataFrame:
 
 
 def draw_gantt(logs: Logs, panel: Panel, axes: Axes) -> pd.DataFrame:
-    """Slots and updates of one run over ticks of the virtual clock; shades tell a trajectory's staleness."""
+    """Slots and updates of one run over ticks of the virtual clock; shades tell a trajectory's staleness.
+
+    Behind the bars a line leads from the end of each trajectory to its grade.
+    """
     shade = drawing.staleness_colours(OLDEST_SHOWN)
     drawing.share_colour_bar(axes, shade, "staleness (updates)")
     run = run_with_schedule(logs.finished(panel.series[0].row))
@@ -123,6 +126,8 @@ def draw_gantt(logs: Logs, panel: Panel, axes: Axes) -> pd.DataFrame:
         edgecolor="white",
         linewidth=0.3,
     )
+    waits = trajectories["end_tick"], trajectories["graded_tick"]
+    axes.hlines(trajectories["slot"], *waits, color="#888888", linewidth=0.8, zorder=0.9)
     spans = updates["end_tick"] - updates["start_tick"]
     axes.barh(
         np.full(len(updates), GANTT_SLOTS + 1.5),
@@ -140,9 +145,9 @@ def draw_gantt(logs: Logs, panel: Panel, axes: Axes) -> pd.DataFrame:
         f"idle: sampler {later['sampler_idle_share']:.0%}, trainer {later['trainer_idle_share']:.0%}; "
         f"mean staleness {later['staleness_mean']:.1f} updates",
     )
-    columns = ["kind", "slot", "start_tick", "end_tick", "step", "staleness"]
+    columns = ["kind", "slot", "start_tick", "end_tick", "graded_tick", "step", "staleness"]
     frame = pd.concat([trajectories, updates])[columns]
-    frame[["start_tick", "end_tick"]] += first
+    frame[["start_tick", "end_tick", "graded_tick"]] += first
     return frame.assign(run=run.directory)
 
 

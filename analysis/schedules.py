@@ -44,8 +44,8 @@ def window(schedule: pd.DataFrame, ticks: int, slots: int) -> tuple[pd.DataFrame
 def _overlapping(spans: pd.DataFrame, first: int, ticks: int) -> pd.DataFrame:
     inside = (spans["end_tick"] > first) & (spans["start_tick"] < first + ticks)
     clipped = spans[inside].copy()
-    clipped["start_tick"] = clipped["start_tick"].clip(lower=first) - first
-    clipped["end_tick"] = clipped["end_tick"].clip(upper=first + ticks) - first
+    columns = ["start_tick", "end_tick", "graded_tick"]
+    clipped[columns] = clipped[columns].clip(first, first + ticks) - first
     return clipped
 
 

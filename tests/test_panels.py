@@ -33,7 +33,8 @@ def line(kind: str, step: int, start: int, end: int, **more: int) -> dict[str, o
 def trajectory(
     step: int, slot: int, start: int, end: int, version: int, tokens: int = 5
 ) -> dict[str, object]:
-    return line("trajectory", step, start, end, slot=slot, first_version=version, action_tokens=tokens)
+    more = {"slot": slot, "first_version": version, "action_tokens": tokens, "graded_tick": end + 15}
+    return line("trajectory", step, start, end, **more)
 
 
 SCHEDULE = [
@@ -108,7 +109,8 @@ def test_window_clips_bars_to_its_ticks_and_slots() -> None:
     """It starts with the middle one of three updates, at tick 100, and lasts 50 ticks."""
     trajectories, updates, first = window(pd.DataFrame(SCHEDULE), ticks=50, slots=32)
     assert first == 100
-    assert trajectories[["slot", "start_tick", "end_tick"]].to_numpy().tolist() == [[1, 0, 20], [2, 0, 50]]
+    columns = ["slot", "start_tick", "end_tick", "graded_tick"]
+    assert trajectories[columns].to_numpy().tolist() == [[1, 0, 20, 35], [2, 0, 50, 50]]
     assert updates[["start_tick", "end_tick"]].to_numpy().tolist() == [[0, 3]]
 
 
@@ -140,5 +142,6 @@ def test_gantt_chart_is_drawn_from_the_schedule_alone(logs: Logs, tmp_path: Path
     data = pd.read_csv(tmp_path / "figure2.csv")
     assert set(data["panel"]) == {"c"} and set(data["run"]) == {"runs/sao/seed1"}
     assert sorted(data.loc[data["kind"] == "trajectory", "start_tick"]) == [100, 100]
+    assert sorted(data.loc[data["kind"] == "trajectory", "graded_tick"]) == [135, 250]
     caption = (tmp_path / "figure2.md").read_text()
     assert "- `grpo_sync`: not run" in caption and "Not shown" in caption
