@@ -175,7 +175,7 @@ def play(
     watch = Watch(workspace, stop or threading.Event())
     try:
         ending = _ending(conversation, instruction, turns, limits, deadline, watch)
-        metrics = conversation.conversation_stats.get_combined_metrics().model_dump(mode="json")
+        metrics = _metrics(conversation, ending)
         change = _change(workspace, base_commit, ending)
         if ending == SERVER_ENDED:
             workspace.check_machine()
@@ -244,6 +244,16 @@ def _of_the_model(error: Exception) -> bool:
 
 def _said(error: Exception) -> str:
     return " ".join(str(getattr(error, "original_exception", error)).split())[:500]
+
+
+def _metrics(conversation: Any, ending: str) -> dict[str, Any]:
+    """The counts of tokens, as far as they are known here where the server has ended."""
+    try:
+        return conversation.conversation_stats.get_combined_metrics().model_dump(mode="json")
+    except (httpx.HTTPError, RuntimeError):
+        if ending != SERVER_ENDED:
+            raise
+        return {}
 
 
 def _change(workspace: Workspace, base_commit: str, ending: str) -> str:

@@ -73,8 +73,8 @@ MIXED = {
 """For a limit of 6 turns."""
 
 ENDINGS = {
-    # Gives up at once: nothing is changed.
-    "tiny/calendar": [DONE],
+    # Ends all that runs beside it, the agent server too: its own doing, and no second try.
+    "tiny/calendar": [shell("kill -9 -1")],
     # Talks in between, and is asked to go on; the limit of turns holds over all runs.
     "tiny/slugs": [
         ("say", "I will look at it."),

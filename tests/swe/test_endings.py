@@ -68,7 +68,7 @@ def test_agent_servers_log_no_attempt_to_reach_anything_outside(results: Path) -
 
 def test_each_ending(scores: dict[str, dict[str, Any]]) -> None:
     assert {name: (score["outcome"], score["finish_reason"]) for name, score in scores.items()} == {
-        "tiny__calendar-1": ("empty_patch", "finish"),
+        "tiny__calendar-1": ("empty_patch", "server_ended"),
         "tiny__slugs-2": ("empty_patch", "turns"),
         "tiny__intervals-3": ("tests_fail", "context"),
         "tiny__ledger-4": ("empty_patch", "stuck"),

@@ -68,7 +68,7 @@ class Two:
     """Two workspaces of one task at once, and a port of this machine that is no model's."""
 
     def __init__(self, folder: Path, url: str) -> None:
-        self.folder, self.networks = folder, networks()
+        self.folder = folder
         task = build_tiny_tasks(folder)[0]
         self.private = socket.create_server(("127.0.0.1", 0))
         self.first = opened(folder / "first", task, folder / "images", url)
@@ -147,8 +147,9 @@ def test_a_fork_bomb_ends_at_the_limit_and_the_server_lives(two: Two) -> None:
 
 def test_closing_leaves_no_process_folder_port_or_network(two: Two) -> None:
     place = two.first.remote.host.removeprefix("http://").split(":")
-    mine = networks() - two.networks
-    assert len(mine) == 2
+    own = "import os; print(os.readlink('/proc/self/ns/net'))"
+    mine = {python(workspace, own)[0] for workspace in (two.first, two.second)}
+    assert len(mine) == 2 and mine <= networks()
     two.close()
     assert not mine & networks()
     assert processes_of(two.folder) == []

@@ -1,6 +1,7 @@
 """A worker of the training environment with the real OpenHands and harness, against a scripted model."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -72,6 +73,54 @@ def test_an_agent_that_deletes_the_repository_hands_in_nothing(
     said = json.dumps(model.requests[-1]["messages"][-1])
     assert "months.py" in said and ".git\\n" not in said  # it was there, and is gone
     assert list(tmp_path.iterdir()) == [] and processes_of(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("steps", "outcome"),
+    [
+        ([EDIT, shell("pkill -9 -f evaluation.swe.server_parent; sleep 60")], "resolved"),
+        ([shell("kill -9 -1")], "empty_patch"),
+    ],
+)
+def test_an_agent_that_ends_its_server_gets_what_its_patch_so_far_earns(
+    tmp_path: Path, tiny: tuple[Path, Task], steps: list[Any], outcome: str
+) -> None:
+    """Its second answer, or its very first."""
+    images, task = tiny
+    with ScriptedModel({"tiny/calendar": steps}) as model:
+        asked = {"row": task.row, "address": {"url": model.url, "model": model.model, "key": "k"}}
+        answer = attempt(settings(tmp_path, images, 300), asked)
+    assert (answer["ending"], answer["outcome"], answer["turns"]) == ("server_ended", outcome, len(steps))
+    assert len(model.requests) == len(steps)
+    assert list(tmp_path.iterdir()) == [] and processes_of(tmp_path) == []
+
+
+def test_a_server_that_ends_on_a_sick_machine_is_a_failure(
+    tmp_path: Path, tiny: tuple[Path, Task], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No other workspace comes up: its image is gone since."""
+    images, task = tiny
+    gone = tmp_path / "gone"
+    copied = shutil.copytree(images, tmp_path / "images")
+    with ScriptedModel({"tiny/calendar": [shell("kill -9 -1")]}) as model:
+        play, asked = model._play, {"url": model.url, "model": model.model, "key": "k"}
+        monkeypatch.setattr(model, "_play", lambda *given: (copied.rename(gone), play(*given)))
+        answer = attempt(settings(tmp_path / "work", copied, 300), {"row": task.row, "address": asked})
+    assert "there is no such image folder" in answer["failure"]
+    assert len(model.requests) == 1 and list((tmp_path / "work").iterdir()) == []
+
+
+def test_the_turn_limit_is_exact_after_answers_without_a_call(
+    tmp_path: Path, tiny: tuple[Path, Task]
+) -> None:
+    """Quick answers: a client that pauses the run once it saw the last one comes too late."""
+    images, task = tiny
+    steps: list[Any] = [("say", "I will look at it.")]
+    steps += [("think", {"thought": f"Step {number}."}) for number in range(12)]
+    with ScriptedModel({"tiny/calendar": steps}) as model:
+        asked = {"row": task.row, "address": {"url": model.url, "model": model.model, "key": "k"}}
+        answer = attempt(settings(tmp_path, images, 300), asked)
+    assert (answer["ending"], answer["turns"], len(model.requests)) == ("turns", 6, 6)
 
 
 def test_what_breaks_is_a_failure_and_the_worker_goes_on(tmp_path: Path, tiny: tuple[Path, Task]) -> None:
