@@ -100,7 +100,7 @@ def test_a_worker_that_hangs_is_killed_with_its_children_and_replaced(
     scaffold: OpenHandsScaffold, tmp_path: Path
 ) -> None:
     before = attempt(scaffold, "who").turns
-    with pytest.raises(EnvironmentFailure, match="no answer within 3 s"):
+    with pytest.raises(EnvironmentFailure, match="no answer within 5 s"):
         attempt(scaffold, "hang")
     child = int((tmp_path / "child").read_text())
     deadline = time.monotonic() + 5

@@ -8,8 +8,8 @@ verdicts.
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,15 @@ from swebench.harness.constants import LOG_REPORT, LOG_TEST_OUTPUT, RUN_EVALUATI
 from swebench.harness.reporting import make_run_report
 
 from evaluation.swe.bubblewrap_backend import BubblewrapClient
-from evaluation.swe.outcomes import INFRASTRUCTURE_ERROR
+from evaluation.swe.control import controlled, runner_fails_it
+from evaluation.swe.outcomes import INFRASTRUCTURE_ERROR, RESOLVED, SUSPECT
 from evaluation.swe.sandbox import remove
 from evaluation.swe.tasks import Task, write_tasks
 from evaluation.swe.verdicts import Verdict, settled, verdict_of
 from sao.runlog_files import write_atomic
 
 BACKENDS = ("docker", "bubblewrap")
+CONTROL = "control"  # folder of the logs of controls, below that of the logs
 OPEN_FILES = 4096
 ROUNDS = 2  # tasks with an infrastructure error are tried once more
 
@@ -33,7 +35,8 @@ ROUNDS = 2  # tasks with an infrastructure error are tried once more
 class Grading:
     """How to grade: `folder` takes the logs; `images` holds the tasks' files for backend bubblewrap.
 
-    In `training` no words in a log make an attempt one that is sampled again.
+    In `training` no words in a log make an attempt one that is sampled again. With `control`, tasks that are
+    resolved are run again with a test that has to fail.
     """
 
     folder: Path
@@ -43,6 +46,7 @@ class Grading:
     workers: int = 4
     timeout: int = 1800
     training: bool = False
+    control: bool = True
 
     def run_id(self, patches: Mapping[str, str]) -> str:
         """Name of the harness's run: other patches, another backend or time limit have another name."""
@@ -70,7 +74,8 @@ def grade(grading: Grading, tasks: Sequence[Task], patches: Mapping[str, str]) -
             _forget(grading.logs(patches, task.instance_id))
         _run_harness(grading, known, patches, due)
         verdicts |= read_verdicts(grading, due, patches)
-    return _settled(grading, known, patches, verdicts)
+    verdicts = _settled(grading, known, patches, verdicts)
+    return _controlled(grading, known, patches, verdicts, grade) if grading.control else verdicts
 
 
 def regrade(grading: Grading, tasks: Sequence[Task], patches: Mapping[str, str]) -> dict[str, Verdict]:
@@ -79,7 +84,59 @@ def regrade(grading: Grading, tasks: Sequence[Task], patches: Mapping[str, str])
     logged = [task for task in known if (grading.logs(patches, task.instance_id) / LOG_TEST_OUTPUT).exists()]
     if logged:
         _run_harness(grading, known, patches, logged, from_logs=True)
-    return _settled(grading, known, patches, read_verdicts(grading, known, patches))
+    verdicts = _settled(grading, known, patches, read_verdicts(grading, known, patches))
+    return _controlled(grading, known, patches, verdicts, regrade) if grading.control else verdicts
+
+
+def _controlled(
+    grading: Grading,
+    tasks: Sequence[Task],
+    patches: Mapping[str, str],
+    verdicts: Mapping[str, Verdict],
+    run: Callable[[Grading, Sequence[Task], Mapping[str, str]], dict[str, Verdict]],
+) -> dict[str, Verdict]:
+    """Verdicts after a control of the runner; by `regrade`, where the logs have one.
+
+    A task whose runner does not fail the test with the reference patch either tells nothing.
+    """
+    resolved = {task.instance_id: task for task in tasks if verdicts[task.instance_id].outcome == RESOLVED}
+    passing = _passing_controls(grading, resolved, patches, run)
+    references = {name: str(resolved[name].row["patch"]) for name in passing}
+    usable = {name: patch for name, patch in references.items() if patch not in ("", patches[name])}
+    unusable = _passing_controls(grading, {name: resolved[name] for name in usable}, usable, run)
+    return {
+        name: passing[name] if name in passing and name not in unusable else verdict
+        for name, verdict in verdicts.items()
+    }
+
+
+def _passing_controls(
+    grading: Grading,
+    tasks: Mapping[str, Task],
+    patches: Mapping[str, str],
+    run: Callable[[Grading, Sequence[Task], Mapping[str, str]], dict[str, Verdict]],
+) -> dict[str, Verdict]:
+    """Verdicts on the tasks whose control is not seen to fail: suspect, or not run to an end."""
+    apart = replace(grading, folder=grading.folder / CONTROL, control=False)
+    chosen = {name: patches[name] for name in tasks}
+    controls = [control for name, task in tasks.items() if (control := controlled(task, chosen[name]))]
+    if run is regrade:
+        controls = [
+            task for task in controls if (apart.logs(chosen, task.instance_id) / LOG_TEST_OUTPUT).exists()
+        ]
+    if not controls:
+        return {}
+    found = {}
+    for name, verdict in run(apart, controls, chosen).items():
+        file = apart.logs(chosen, name) / LOG_TEST_OUTPUT
+        log = file.read_text(errors="replace") if file.exists() else ""
+        if verdict.outcome == INFRASTRUCTURE_ERROR:
+            found[name] = Verdict(INFRASTRUCTURE_ERROR, [f"control: {reason}" for reason in verdict.reasons])
+        elif not runner_fails_it(tasks[name], chosen[name], log):
+            found[name] = Verdict(
+                SUSPECT, ["a test that cannot pass is not reported as failed"], verdict.tests
+            )
+    return found
 
 
 def read_verdicts(grading: Grading, tasks: Sequence[Task], patches: Mapping[str, str]) -> dict[str, Verdict]:

@@ -30,6 +30,7 @@ from sao.temporary_folder import TemporaryFolder, delete
 WORKER = "evaluation.swe.training_worker"
 ROOT = Path(__file__).parents[2]
 START_SECONDS = 600  # for a worker's imports on a busy machine
+TEST_RUNS = 3  # of an attempt's patch: its tests, their control, and that of the reference patch
 GRACE_SECONDS = 300  # for what a worker does beside the agent's time and the tests': start, stop, diff
 
 
@@ -172,7 +173,7 @@ class Worker:
     def ask(self, task: dict[str, Any]) -> dict[str, Any]:
         """The worker's answer; EnvironmentFailure where it ends or hangs, and then it is dead."""
         assert self._process.stdin
-        limit = self.settings.wall_seconds + self.settings.test_seconds + GRACE_SECONDS
+        limit = self.settings.wall_seconds + TEST_RUNS * self.settings.test_seconds + GRACE_SECONDS
         try:
             self._process.stdin.write(json.dumps(task, default=str).encode() + b"\n")
             self._process.stdin.flush()
