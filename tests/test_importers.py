@@ -27,7 +27,7 @@ VERL = [
     (2, {"val-core/aime/acc/mean@32": 0.5, "val-core/hmmt/acc/mean@32": 0.125}),
 ]
 SLIME = [
-    (0, {"rollout/raw_reward": 0.5, "rollout/step": 0.0, "eval/aime": 0.0}),
+    (0, {"rollout/raw_reward": 0.5, "rollout/rewards": -0.125, "rollout/step": 0.0, "eval/aime": 0.0}),
     (0, {"train/pg_loss": 0.25, "train/critic-value_loss": 0.5, "train/step": 0.0}),
     (1, {"rollout/raw_reward": 0.75, "rollout/step": 1.0}),
     (1, {"train/pg_loss": 0.125, "train/critic-value_loss": 0.25, "train/step": 1.0}),

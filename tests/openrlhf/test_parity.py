@@ -273,6 +273,19 @@ def test_critic_only_steps_move_the_critic_alone_and_never_its_frozen_part(
 
 
 @pytest.mark.parametrize("zero_stage", [2, 3])
+def test_values_without_pretraining_start_at_zero(zero_stage: int, tmp_path: Path) -> None:
+    policy = tiny_policy()
+    save_policy(policy, tmp_path)
+    run = row_config("sao_no_pretrain")
+    maker = Actors(run, tmp_path, packing=True, zero_stage=zero_stage).maker()
+    [trajectories] = batches(run, policy, 1)
+    for values in maker.values(Batch.from_trajectories(trajectories)):
+        assert torch.count_nonzero(values) == 0
+    assert maker.update(trajectories, -1)["explained_variance_before"] == pytest.approx(0)
+    assert torch.count_nonzero(maker.values(Batch.from_trajectories(trajectories))[0]) > 0
+
+
+@pytest.mark.parametrize("zero_stage", [2, 3])
 def test_a_checkpoint_goes_on_as_if_nothing_had_happened(zero_stage: int, tmp_path: Path) -> None:
     policy, _ = starting_point(tmp_path)
     run = row_config("sao")
