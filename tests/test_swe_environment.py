@@ -88,6 +88,15 @@ def test_limits_truncate_and_the_patch_so_far_counts(ending: str) -> None:
     assert (trajectory.reward, trajectory.status) == (1.0, Status.TRUNCATED)
 
 
+@pytest.mark.parametrize(("resolved", "reward"), [(True, 1.0), (False, 0.0)])
+def test_a_policy_that_ended_its_server_has_ended_its_attempt(resolved: bool, reward: float) -> None:
+    """It is trained on, and not sampled again."""
+    outcome = "resolved" if resolved else "empty_patch"
+    trajectory, environment = run(PlainScaffold(attempt("server_ended", outcome, resolved)))
+    assert (trajectory.reward, trajectory.status) == (reward, Status.COMPLETED)
+    assert environment.counts == {"server_ended": 1, outcome: 1}
+
+
 def test_an_action_cut_for_want_of_tokens_truncates() -> None:
     trajectory, _ = run(PlainScaffold(attempt("text", "empty_patch", False)), max_tokens=90)
     assert len(trajectory.token_ids) == 90 and trajectory.status == Status.TRUNCATED
