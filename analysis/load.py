@@ -11,9 +11,9 @@ import pandas as pd
 import yaml
 
 from analysis.errors import AnalysisError
-from analysis.log_check import check_scales, read_checked
+from analysis.log_check import check_copies, check_scales, read_checked, read_warm_start
 from analysis.statistics import Collapse, find_collapse
-from sao.runlog import EVALUATION_COLUMNS, RunError, RunRecord, read_table
+from sao.runlog import RunError, RunRecord
 
 SCALES_FOLDER = Path(__file__).parents[1] / "experiments" / "scales"
 RUN_DATA, EVALUATION_DATA = "runs/*/seed*/metrics.jsonl*", "evaluations/*/seed*/step*/*/spec.json"
@@ -228,6 +228,7 @@ def load_logs(folder: Path, rows: Iterable[str], beside: Iterable[Path] = ()) ->
         raise AnalysisError(str(error)) from error
     records = [record for record in found if record.imported is None]
     check_scales(records)
+    check_copies(folder)
     runs: dict[str, dict[int, Run]] = {}
     for record in records:
         start = warm_starts.get(record.config.get("task", {}).get("name", ""))
@@ -330,7 +331,7 @@ def _load_warm_starts(folder: Path) -> dict[str, WarmStart]:
     """Warm starts by task name."""
     starts = {}
     for directory in sorted(folder.glob("prepare/*/warm_start")):
-        evaluations = read_table(directory / "evaluations.jsonl", EVALUATION_COLUMNS)
+        evaluations = read_warm_start(directory)
         if evaluations.empty:
             continue
         outcomes = _by_step_and_problem(evaluations).iloc[-1]

@@ -26,6 +26,10 @@ class RunError(Exception):
     """A run directory that cannot be used as it is; the message names the file and the mend."""
 
 
+class RepeatedKeyError(ValueError):
+    """A record with a column twice, as no writer makes it."""
+
+
 class RunFailure(RuntimeError):
     """The run cannot reach its end; the message says at which step and why."""
 
@@ -123,9 +127,16 @@ def compressed(content: bytes) -> bytes:
     return buffer.getvalue()
 
 
+def whole(path: Path) -> bytes:
+    """A file's bytes; RunError where a folder has its name."""
+    if path.is_dir():
+        raise RunError(f"{path}: is a folder and should be a file; restore it, or {archive_advice(path)}")
+    return path.read_bytes()
+
+
 def chunks(path: Path) -> Iterator[tuple[int, bytes]]:
     """(offset of its end, text) of each complete line of a plain file, or gzip member of a .gz file."""
-    data = path.read_bytes()
+    data = whole(path)
     end = 0
     while end < len(data):
         if path.suffix != ".gz":
@@ -163,24 +174,26 @@ def read_records(path: Path, strict: bool = False) -> list[dict[str, Any]]:
         return []
     if path.suffix == ".gz":
         parts = list(chunks(path))
-        whole = b"".join(text for _, text in parts)
+        text = b"".join(part for _, part in parts)
         complete = (parts[-1][0] if parts else 0) == path.stat().st_size
     else:
-        data = path.read_bytes()
-        whole = data[: data.rfind(b"\n") + 1]
-        complete = len(whole) == len(data)
+        data = whole(path)
+        text = data[: data.rfind(b"\n") + 1]
+        complete = len(text) == len(data)
     if strict and not complete:
         raise RunError(f"{path}: its last line is incomplete; restore the file, or {archive_advice(path)}")
-    return [parsed(path, number, line) for number, line in enumerate(whole.splitlines(), start=1)]
+    return [parsed(path, number, line) for number, line in enumerate(text.splitlines(), start=1)]
 
 
 def parsed(path: Path, number: int, line: bytes) -> dict[str, Any]:
     """The record on a line; RunError with file and line number where it holds none."""
     try:
-        record = json.loads(line, parse_constant=refuse_constant)
+        record = json.loads(line, parse_constant=refuse_constant, object_pairs_hook=once_each)
         if isinstance(record, dict) and isinstance(record.get("step"), int):
             return record
         problem = "no record with a step"
+    except RepeatedKeyError as error:
+        problem = str(error)
     except ValueError:
         problem = "not valid JSON"
     raise RunError(f"{path}: line {number}: {problem}; restore the file, or {archive_advice(path)}")
@@ -189,6 +202,15 @@ def parsed(path: Path, number: int, line: bytes) -> dict[str, Any]:
 def refuse_constant(name: str) -> float:
     """JSON has no NaN or infinity; the log writes null, so one in a table was put there by hand."""
     raise ValueError(f"{name} is no JSON number")
+
+
+def once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object's entries; RepeatedKeyError where a key stands twice: json would take the last."""
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise RepeatedKeyError(f"column {next(name for name in names if names.count(name) > 1)} stands twice")
+    return entries
 
 
 def cut_back(path: Path, keep: Callable[[int], bool]) -> None:

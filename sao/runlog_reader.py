@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from sao.config import ConfigError, RunConfig, digest_of, resolve
-from sao.runlog_files import RunError, archive_advice, is_locked, read_json, read_records
+from sao.runlog_files import RunError, archive_advice, chunks, is_locked, read_json, read_records, whole
 from sao.runlog_schema import ACCURACY_COLUMNS, EVALUATION_COLUMNS, METRIC_COLUMNS, Column
 
 if TYPE_CHECKING:
@@ -183,7 +184,15 @@ def _values(path: Path, name: str, column: Column, records: list[dict[str, Any]]
         return pd.Series(values, dtype="bool")
     if column.type == "int" and None not in values:
         return pd.Series(values, dtype="int64")
-    return pd.Series(values, dtype="float64" if column.type in ("int", "float") else "object")
+    if column.type not in ("int", "float"):
+        return pd.Series(values, dtype="object")
+    numbers = pd.Series(values, dtype="float64")
+    if (endless := (numbers.abs() == math.inf).to_numpy()).any():
+        raise RunError(
+            f"{path}: line {endless.argmax() + 1}: column {name} holds a number too large to be one; "
+            f"restore the file, or {archive_advice(path)}"
+        )
+    return numbers
 
 
 def _planned(path: Path) -> RunRecord:
@@ -221,26 +230,27 @@ def _verify_seal(path: Path, spec: dict[str, Any]) -> None:
     seal = read_json(path / "seal.json")
     if seal.get("digest") != spec["digest"]:
         raise RunError(f"{path / 'seal.json'}: seals other settings than spec.json; {archive_advice(path)}")
-    for name, fingerprint in seal.get("files", {}).items():
+    files = seal.get("files", {})
+    if not (isinstance(files, dict) and all(isinstance(one, dict) for one in files.values())):
+        raise RunError(f"{path / 'seal.json'}: names no checksums of files; {archive_advice(path)}")
+    for name, fingerprint in files.items():
         file, compressed = path / name, path / f"{name}.gz"
         if not file.exists() and compressed.exists():
             content = _decompressed(compressed)
             file = compressed
         elif file.exists():
-            content = file.read_bytes()
+            content = whole(file)
         elif name.endswith(".gz"):
             continue  # schedules and trajectories are not published
         else:
             raise RunError(
                 f"{file}: is missing, and the seal names it; restore the file, or {archive_advice(path)}"
             )
-        if hashlib.sha256(content).hexdigest() != fingerprint["sha256"]:
+        if hashlib.sha256(content).hexdigest() != fingerprint.get("sha256"):
             raise RunError(
                 f"{file}: was changed after the run was sealed; restore the file, or {archive_advice(path)}"
             )
 
 
 def _decompressed(path: Path) -> bytes:
-    from sao.runlog_files import chunks
-
     return b"".join(text for _, text in chunks(path))

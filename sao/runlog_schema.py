@@ -29,8 +29,8 @@ class Column:
 
     @property
     def value_types(self) -> set[Any]:
-        """Types of the column's values: exactly these, so no bool for a number."""
-        return {*_PYTHON_TYPES[self.type], type(None)}
+        """Types of the column's values: exactly these, so no bool for a number; null where it may be."""
+        return {*_PYTHON_TYPES[self.type], *((type(None),) if self.nullable else ())}
 
 
 def _required(type: ColumnType, unit: str, meaning: str) -> Column:

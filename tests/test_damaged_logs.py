@@ -8,11 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from synthetic_runs import write_run
+from synthetic_runs import write_run, write_warm_start
 
 from analysis import compare, tables
 from analysis.command import run_command
 from analysis.load import AnalysisError, load_logs
+from sao.prepare import seal as seal_preparation
 
 CURVE = (0.40, 0.45, 0.50, 0.55, 0.60)
 METRICS, EVALUATIONS = "metrics.jsonl", "evaluations.jsonl"
@@ -117,6 +118,113 @@ def test_a_sealed_run_without_a_line_is_refused(
     path = folder / "runs/sao/seed1" / name
     change(path, edit, seal=True)
     assert f"{path}: {said}" in error_of(folder, capsys)
+
+
+def change_last(**changed: object) -> Callable[[Lines], Lines]:
+    """Other values in the last line, which every table shows."""
+    return lambda lines: [*lines[:-1], json.dumps(json.loads(lines[-1]) | changed)]
+
+
+def flip(lines: Lines) -> Lines:
+    return change_last(correct=not json.loads(lines[-1])["correct"])(lines)
+
+
+def say_twice(lines: Lines) -> Lines:
+    return [*lines[:-1], lines[-1].replace('"correct": ', '"correct": true, "correct": ')]
+
+
+@pytest.mark.parametrize(
+    ("name", "edit", "fault"),
+    [
+        (EVALUATIONS, change_last(correct=None), "line 640: column correct"),
+        (EVALUATIONS, say_twice, "line 640: column correct stands twice"),
+        (EVALUATIONS, flip, "line 640: correct disagrees with the reward"),
+        (EVALUATIONS, change_last(benchmark="x"), "line 640: benchmark is not that of line 1"),
+        (
+            EVALUATIONS,
+            change_last(label="5 locks"),
+            "line 640: label is not that of the problem's first line",
+        ),
+        (EVALUATIONS, change_last(problem_id="x"), "line 640: problem_id is missing at other steps"),
+        (METRICS, change_last(masked_low=1.5), "line 130: column masked_low holds a share outside 0 to 1"),
+        (METRICS, change_last(clipped=-0.1), "line 130: column clipped holds a share outside 0 to 1"),
+        (METRICS, lambda lines: [*lines[:-1], lines[-1].replace("0.5", "1e999")], "line 130: column"),
+    ],
+)
+def test_lines_that_no_run_writes_are_named_though_the_seal_fits(
+    folder: Path, capsys: pytest.CaptureFixture[str], name: str, edit: Callable[[Lines], Lines], fault: str
+) -> None:
+    path = folder / "runs/sao/seed1" / name
+    assert len(path.read_text().splitlines()) == (640 if name == EVALUATIONS else 130)
+    change(path, edit, seal=True)
+    assert f"{path}: {fault}" in error_of(folder, capsys)
+
+
+def test_a_number_beyond_all_numbers_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    change(folder / "runs/sao/seed1" / METRICS, change_last(step=10**400), seal=True)
+    assert str(folder / "runs/sao/seed1") in error_of(folder, capsys)
+
+
+def test_an_older_log_without_a_column_has_no_fault_for_that(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its damaged line is what the message names."""
+
+    def without(lines: Lines) -> Lines:
+        records = [json.loads(line) for line in lines]
+        return [
+            json.dumps({name: record[name] for name in record if name != "invalid"}) for record in records
+        ]
+
+    path = folder / "runs/sao/seed1" / METRICS
+    change(path, without, seal=True)
+    assert [run.seed for run in load_logs(folder, ["sao"]).finished("sao")] == [0, 1]
+    change(path, repeat, seal=False)
+    error = error_of(folder, capsys)
+    assert f"{path}: line 42: repeats line 41" in error and "invalid" not in error
+
+
+def test_a_copied_log_counts_once_for_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also where the table does not show the run that it was copied from."""
+    other = write_run(folder, "grpo_vanilla", 0, CURVE)
+    path = folder / "runs/sao/seed1" / METRICS
+    change(path, lambda lines: (other / METRICS).read_text().splitlines(), seal=True)
+    assert f"{path}: is a copy of that of {other}" in error_of(folder, capsys)
+
+
+def test_a_seal_that_lists_files_without_checksums(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    seal = folder / "runs/sao/seed1/seal.json"
+    seal.write_text(json.dumps(json.loads(seal.read_text()) | {"files": [METRICS, EVALUATIONS]}))
+    assert f"{seal}: names no checksums of files" in error_of(folder, capsys)
+
+
+def test_a_folder_in_a_files_place(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = folder / "runs/sao/seed1" / METRICS
+    path.unlink()
+    path.mkdir()
+    assert f"{path}: is a folder and should be a file" in error_of(folder, capsys)
+
+
+@pytest.mark.parametrize(
+    ("edit", "seal", "fault"),
+    [
+        (change_last(correct=True, reward=1.0), False, "is not what seal.json beside it names"),
+        (flip, True, "line 128: correct disagrees with the reward"),
+        (lambda lines: [*lines, lines[9]], True, "line 129: repeats an earlier line"),
+        (change_last(reward=float("nan")), True, "line 128: not valid JSON"),
+    ],
+)
+def test_a_changed_warm_start_is_named(
+    folder: Path, capsys: pytest.CaptureFixture[str], edit: Callable[[Lines], Lines], seal: bool, fault: str
+) -> None:
+    write_warm_start(folder, "locks", 0.25)
+    path = folder / "prepare/locks/warm_start" / EVALUATIONS
+    assert load_logs(folder, ["sao"]).warm_starts
+    path.write_text("\n".join(edit(path.read_text().splitlines())) + "\n")
+    if seal:
+        (path.parent / "seal.json").unlink()
+        seal_preparation(path.parent, "made up")
+    assert f"{path}: {fault}" in error_of(folder, capsys)
 
 
 def test_a_published_log_that_ends_within_its_compression(
