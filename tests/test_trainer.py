@@ -87,19 +87,19 @@ def logprobs_by_hand(policy: Qwen3MoeForCausalLM, made: Trajectory) -> Tensor:
     return plain_logprobs(policy, made.token_ids)[made.action_mask[1:]]
 
 
-def values_by_hand(value_model: ValueModel, made: Trajectory) -> Tensor:
-    """V at the prefix before each action token, float32 [action tokens]."""
+def values_by_hand(value_model: ValueModel, made: Trajectory, mask: np.ndarray | None = None) -> Tensor:
+    """V at the prefix before each action token (or each token of `mask` [tokens]), float32."""
     value_model.backbone.set_attn_implementation("eager")
     values = value_model(torch.from_numpy(made.token_ids)[None])[0]
     value_model.backbone.set_attn_implementation("sao_bucketed")
-    return values[:-1][torch.from_numpy(made.action_mask[1:])]
+    return values[:-1][torch.from_numpy((made.action_mask if mask is None else mask)[1:])]
 
 
-def gae_by_hand(values: list[float], reward: float, alpha: float, final_value: float = 0.0) -> list[float]:
+def gae_by_hand(values: list[float], reward: float, alpha: float) -> list[float]:
     """Advantages of the action tokens of one trajectory: eq. 4-5 with gamma 1, observations dropped."""
     lam = max(0.0, 1 - 1 / (alpha * len(values)))
     advantages = [0.0] * len(values)
-    following_value, following = final_value, 0.0
+    following_value = following = 0.0
     for t in range(len(values) - 1, -1, -1):
         delta = (reward if t == len(values) - 1 else 0.0) + following_value - values[t]
         following = delta + lam * following
@@ -256,6 +256,106 @@ def test_values_are_clipped_at_those_before_the_first_update(
     critic_steps_by_hand(free, trajectories, 4, 5 * RATE)
     same_weights(trainer.critic.value_model, clipped)
     assert not torch.allclose(free.head.weight, clipped.head.weight, atol=RATE, rtol=0)
+
+
+def all_values_by_hand(value_model: ValueModel, made: Trajectory) -> list[float]:
+    """V at the prefix before every token, observations and prompt included; 0 before the first."""
+    with torch.no_grad():
+        values = values_by_hand(value_model, made, np.ones(len(made.token_ids), dtype=bool))
+    return [0.0, *values.tolist()]
+
+
+def check_advantages_and_loss(
+    trainer: Trainer, trajectories: list[Trajectory], expected: list[dict[int, float]], errors: list[float]
+) -> None:
+    """Advantages by trajectory and place of the token; the value loss is the mean of the errors."""
+    shown = trainer.inspect(trajectories)["advantages"]
+    assert shown is not None
+    for row, made, advantages in zip(shown, trajectories, expected, strict=True):
+        for place in np.flatnonzero(made.action_mask):
+            assert row[place].item() == pytest.approx(advantages[place], abs=1e-4)
+    assert trainer.update(trajectories, -1)["value_loss"] == pytest.approx(np.mean(errors), abs=1e-5)
+
+
+@pytest.mark.parametrize("row", ["step_average", "step_last_token"])
+def test_steps_have_one_value_and_one_advantage(
+    networks: Networks, trajectories: list[Trajectory], row: str
+) -> None:
+    """The mean of the step's token values, or its last token's, which is then all that is trained."""
+    expected: list[dict[int, float]] = []
+    errors: list[float] = []
+    for made in trajectories:
+        before = all_values_by_hand(networks[1], made)
+        steps = [range(start, end) for start, end in made.action_spans.tolist()]
+        read = [step[-1:] if row == "step_last_token" else step for step in steps]
+        values = [float(np.mean([before[t] for t in places])) for places in read]
+        advantages = gae_by_hand(values, made.reward, 1.5)  # the same recursion, over steps
+        expected.append({t: one for step, one in zip(steps, advantages, strict=True) for t in step})
+        errors += [(before[t] - made.reward) ** 2 for places in read for t in places]
+    check_advantages_and_loss(trainer_of(row, networks), trajectories, expected, errors)
+
+
+def test_without_skipping_observations_have_values_that_count_and_are_trained(
+    networks: Networks, trajectories: list[Trajectory]
+) -> None:
+    """From the first to the last action token, to the same target; lambda counts action tokens."""
+    expected: list[dict[int, float]] = []
+    errors: list[float] = []
+    for made in trajectories:
+        before = all_values_by_hand(networks[1], made)
+        places = range(made.action_spans[0][0], made.action_spans[-1][1])
+        lam = max(0.0, 1 - 1 / (1.5 * made.num_action_tokens))
+        advantages, following_value, following = {}, made.reward, 0.0
+        for t in reversed(places):
+            advantages[t] = following = following_value - before[t] + lam * following
+            following_value = before[t]
+        expected.append(advantages)
+        errors += [(before[t] - made.reward) ** 2 for t in places]
+    check_advantages_and_loss(trainer_of("sao_no_skip", networks), trajectories, expected, errors)
+
+
+@pytest.mark.parametrize("row", ["icepop", "tis", "sao_no_dis"])
+def test_corrections_of_other_objectives(networks: Networks, row: str) -> None:
+    """At a batch's one update the policy before it is the policy itself, so that PPO's own ratio is 1."""
+    trajectories = random_trajectories(networks[0], 16, noise=0.7)
+    record = trainer_of(row, networks, critic={"advantages_after_updates": False}).update(trajectories, 0)
+    ratios: list[float] = []
+    advantages: list[float] = []
+    with torch.no_grad():
+        for made in trajectories:
+            rollout = made.rollout_logprobs[made.action_mask]
+            ratios += np.exp(logprobs_by_hand(networks[0], made).numpy() - rollout).tolist()
+            advantages += gae_by_hand(values_by_hand(networks[1], made).tolist(), made.reward, 1.5)
+    ratio = np.array(ratios)
+    weights = {
+        "icepop": np.where((ratio > 0.5) & (ratio < 5.0), ratio, 0.0),
+        "tis": np.minimum(ratio, 2.0),
+        "sao_no_dis": np.ones(len(ratio)),
+    }
+    expected = -np.mean(weights[row] * np.array(advantages))
+    assert record["policy_loss"] == pytest.approx(expected, abs=1e-5)
+    assert record["clipped"] == 0
+    if row == "icepop":
+        shares = np.mean(ratio <= 0.5), np.mean(ratio >= 5.0)
+        assert (record["masked_low"], record["masked_high"]) == pytest.approx(shares)
+        assert shares[0] > 0
+
+
+def test_gspo_clips_sequences_by_their_ratio_to_the_rollout_policy(networks: Networks) -> None:
+    trajectories = random_trajectories(networks[0], 16, group_size=8)
+    record = trainer_of("gspo", networks).update(trajectories, 0)
+    advantages = group_advantages(trajectories, [made.reward for made in trajectories])
+    total, clipped, tokens = 0.0, 0, 0
+    for made, advantage in zip(trajectories, advantages, strict=True):
+        with torch.no_grad():
+            logprobs = logprobs_by_hand(networks[0], made).numpy()
+        ratio = float(np.exp(np.mean(logprobs - made.rollout_logprobs[made.action_mask])))
+        bounded = min(max(ratio, 1 - 3e-4), 1 + 4e-4)
+        total += len(logprobs) * min(ratio * advantage, bounded * advantage)
+        clipped += len(logprobs) * (bounded * advantage < ratio * advantage)
+        tokens += len(logprobs)
+    assert record["policy_loss"] == pytest.approx(-total / tokens, abs=1e-5)
+    assert record["clipped"] == pytest.approx(clipped / tokens) and clipped > 0
 
 
 # --- Truncation and whitening ------------------------------------------------------------------------------
