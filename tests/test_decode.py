@@ -262,6 +262,28 @@ def test_full_slot_truncates(policy: Qwen3MoeForCausalLM) -> None:
         assert rollout.action_spans == [(2, 7), (9, 14), (16, 20)]
 
 
+@pytest.mark.parametrize(
+    ("max_tokens", "spans", "status"),
+    [
+        (13, [(2, 5), (7, 10)], "completed"),  # prompt 2, action 3, observation 2, action 3
+        (10, [(2, 5), (7, 10)], "completed"),  # the last action completes on the last token
+        (9, [(2, 5), (7, 9)], "truncated"),  # cut in the second action
+        (8, [(2, 5), (7, 8)], "truncated"),
+        (7, [(2, 5)], "truncated"),  # the observation would fill it
+        (4, [(2, 4)], "truncated"),
+    ],
+)
+def test_where_a_slot_is_full(
+    policy: Qwen3MoeForCausalLM, max_tokens: int, spans: list[tuple[int, int]], status: str
+) -> None:
+    environment = ToyEnvironment(episode=lambda place, attempt: {"reward": 1.0})
+    engine = DecodeEngine(policy, 1, max_tokens, rounding="none")
+    (rollout,) = sample_all(Sampler(engine, seed=0), environment, environment.instances("train")[:1], 0.0)
+    assert (rollout.action_spans, rollout.status) == (spans, status)
+    assert rollout.reward == (1.0 if status == "completed" else 0.0)
+    assert len(rollout.token_ids) <= max_tokens
+
+
 # --- Rounding ----------------------------------------------------------------------------------------------
 
 

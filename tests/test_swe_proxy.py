@@ -166,6 +166,29 @@ def test_ids_that_no_text_gives_are_passed_on_as_they_were_sampled() -> None:
     assert record.token_ids[start:end] == sampled and record.invalid is None
 
 
+def test_a_turn_is_closed_whichever_token_the_action_ended_with() -> None:
+    """Behind the end of text the end of the turn is missing; it is an observation, with the newline after."""
+
+    def between(last: int) -> list[int]:
+        sampled = [*ids("</think>\n\nSo be it.", ends=False), last]
+        proxy, client = proxied(
+            Completion(sampled, [-1.0] * len(sampled), "stop", [3] * len(sampled)), action("finish")
+        )
+
+        async def converse() -> None:
+            await client.turn()
+            client.history.append({"role": "user", "content": "go on"})
+            await client.turn("")
+
+        asyncio.run(converse())
+        record = proxy.close(client.address)
+        (_, end), (start, _) = record.action_spans
+        return record.token_ids[end:start]
+
+    assert tokenizer().decode(between(END)).startswith("\n<|im_start|>user\ngo on<|im_end|>\n")
+    assert between(tokenizer().convert_tokens_to_ids("<|endoftext|>")) == [END, *between(END)]
+
+
 def test_the_trajectory_holds_what_the_engine_said() -> None:
     proxy, client = proxied(action("terminal", command="ls"), action("finish", message="x"))
     asyncio.run(client.turn("a.py"))
