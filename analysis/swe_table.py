@@ -18,6 +18,7 @@ from analysis.swe_evaluations import (
 )
 from analysis.table_data import COLUMNS, Line, correct_for_comparisons, empty_line, paper_lines, value_fields
 from evaluation.swe.comparisons import REFERENCE_ROW
+from evaluation.swe.outcomes import EMPTY_PATCH, MANY_EMPTY_PATCHES
 from evaluation.swe.summary import summary_line
 
 NUMBERS = ("seeds_planned", "resolved", "only_row", "only_sao", "max_tokens", "max_turns")
@@ -66,7 +67,7 @@ def _our_line(logs: Logs, row: TableRow, found: SweRow, reference: SweRow) -> Li
         "measure": EVALUATION,
         "column": PUBLISHED,
         "status": status_text(found),
-        "note": found.status.note if _says_more(found) else "",
+        "note": "; ".join([found.status.note] * _says_more(found) + _many_empty_patches(found)),
         "seeds": found.status.finished,
         "seeds_planned": found.status.planned,
     }
@@ -89,6 +90,16 @@ def status_text(found: SweRow) -> str:
 def _says_more(found: SweRow) -> bool:
     """Whether the reasons hold more than the status does."""
     return bool(found.complete) or len(set(found.reasons.values())) > 1 or ":" in found.status.note
+
+
+def _many_empty_patches(found: SweRow) -> list[str]:
+    """A word on each evaluation of which more than a tenth handed nothing in."""
+    counted = [(graded.name, graded.counts[EMPTY_PATCH], len(graded.scores)) for graded in found.complete]
+    return [
+        f"{name}: {empty} of {tasks} patches are empty, so that a fault of the run is likely"
+        for name, empty, tasks in counted
+        if empty > MANY_EMPTY_PATCHES * tasks
+    ]
 
 
 def _measured_fields(logs: Logs, found: SweRow) -> Line:

@@ -23,7 +23,7 @@ from analysis.swe_evaluations import load_swe
 from analysis.swe_table import SWE_COLUMNS, build_swe_table
 from evaluation.math.store import SampleStore
 from evaluation.swe import summary
-from evaluation.swe.outcomes import INFRASTRUCTURE_ERROR, RESOLVED
+from evaluation.swe.outcomes import EMPTY_PATCH, INFRASTRUCTURE_ERROR, RESOLVED
 
 SCALE, STEP = "paper_swe", 200  # its last
 BASE = [*range(50, 149), *range(300, 316)]  # 115 as the paper's, 50 + 16 by one of it and SAO alone
@@ -195,6 +195,16 @@ def test_500_or_no_number(
     tables.main(["--runs", str(other), "--artifact", "table2", "--out", str(tmp_path)])
     shown = next(line for line in (tmp_path / "table2.md").read_text().splitlines() if "`sao_swe`" in line)
     assert f"| 29.8 [c] | {status} | {EMPTY} | {EMPTY} |" in shown
+
+
+@pytest.mark.parametrize(("empty", "said"), [(50, False), (51, True), (276, True)])
+def test_many_empty_patches_are_pointed_out_beside_the_score(tmp_path: Path, empty: int, said: bool) -> None:
+    found = outcomes(range(144)) | dict.fromkeys(IDS[-empty:], EMPTY_PATCH)
+    put(tmp_path / SCALE, "sao_swe", found)
+    line = ours(tmp_path / SCALE).loc["sao_swe"]
+    note = f"sao_swe seed 0 step 200: {empty} of 500 patches are empty, so that a fault of the run is likely"
+    assert line["value"] == pytest.approx(28.8)
+    assert (note in line["note"]) == said
 
 
 def test_what_nobody_evaluated(tmp_path: Path) -> None:
