@@ -105,10 +105,10 @@ def test_no_network_is_reached(opened: Sandbox) -> None:
 
 
 def test_commands_run_as_a_user_without_rights_who_owns_the_files(opened: Sandbox) -> None:
-    script = "whoami; id -u; grep CapEff /proc/self/status; stat -c %U . /tmp ~; echo > /etc/x; echo > /usr/x"
+    script = "whoami; grep CapEff /proc/self/status; stat -c %U . /tmp ~; echo > /etc/x; echo > /usr/x"
     _, said = opened.run(["bash", "-c", script])
-    name, number, _, rights, *owners = said.decode().split()
-    assert (name, rights, owners[:3]) == ("agent", "0" * 16, ["agent"] * 3) and int(number) > 0
+    name, _, rights, *owners = said.decode().split()
+    assert (name, rights, owners[:3]) == ("agent", "0" * 16, ["agent"] * 3)
     assert b"/usr/x: Read-only file system" in said and b"/etc/x" not in said
 
 

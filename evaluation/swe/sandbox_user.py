@@ -10,7 +10,7 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
-INSIDE = 1000  # id that a caller other than root has inside
+INSIDE = 0  # id of a caller other than root; with another one bubblewrap makes a second namespace below
 CEILING = 2**31  # of the ids; tools that keep them in 32 signed bits stop here
 NAME = "agent"
 
