@@ -6,9 +6,9 @@ scaffold work on one task and returns the trajectory that the proxy recorded. It
 threads, as many at once as they like.
 
 Reward 1 where grading says that the issue is resolved and finds nothing suspect, otherwise 0. An attempt that
-ends at a limit (turns, wall clock, tokens) is truncated, and its patch so far is graded. One whose policy ended
-its own agent server is completed, and graded likewise. What else breaks the scaffold, and a history that the
-SDK altered, says nothing about the policy: EnvironmentFailure, counted.
+ends at a limit (turns, wall clock, tokens) is truncated, and its patch so far is graded. One whose policy
+ended its own agent server is completed, and graded likewise. What else breaks the scaffold, and a history
+that the SDK altered, says nothing about the policy: EnvironmentFailure, counted.
 """
 
 import threading
