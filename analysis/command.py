@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import os
 import shlex
 import sys
 from collections.abc import Callable, Iterable
@@ -63,9 +64,16 @@ def regenerate_command(module: str, options: argparse.Namespace, *extra: str) ->
 
 
 def run_command(main: Callable[[], None]) -> int:
-    """Run `main`; a user's mistake becomes one line on stderr and exit code 2, a failed write code 1."""
+    """Run `main`; a user's mistake becomes one line on stderr and exit code 2, a failed write code 1.
+
+    Where the reader of its output leaves, as `head` does, it ends without a word, code 1 too.
+    """
     try:
         main()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that Python's last flush is quiet
+        return FAILURE
     except AnalysisError as error:
         print(f"error: {error}", file=sys.stderr)
         return USER_MISTAKE

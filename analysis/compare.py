@@ -258,11 +258,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     first, second = load_run(options.run_a), load_run(options.run_b)
     text = compare(first, second)
-    print(text)
     if options.out is not None:
         words = ["python", "-m", "analysis.compare", first.directory, second.directory]
         command = shlex.join([*words, "--out", str(options.out)])
         write_comparison(first, second, text, options.out, command)
+    print(text)
+    if options.out is not None:
         print(f"wrote {options.out}/comparison.md, curves.csv and curves.{', .'.join(drawing.FORMATS)}")
 
 

@@ -187,7 +187,7 @@ def load_curves(folder: Path) -> list[CurvePoint]:
 def missing_files(folder: Path) -> list[str]:
     """What could be checked if the folder had it, in words."""
     lacking = [name for name in OPTIONAL_FILES if not (folder / name).is_file()]
-    return [f"{OPTIONAL_FILES[name]} ({folder / name} is not there)" for name in lacking]
+    return [f"{OPTIONAL_FILES[name]} ({name} is not there)" for name in lacking]
 
 
 def _read_optional(path: Path) -> list[tuple[int, dict[str, str]]]:

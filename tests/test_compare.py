@@ -1,5 +1,6 @@
 """Comparison of two runs: settings, paired test, curves, and the runs that cannot be compared."""
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -131,6 +132,16 @@ def test_steps_in_common_are_compared(tmp_path: Path) -> None:
     )
     with pytest.raises(Exception, match="no evaluation step in common"):
         compare.check_comparable(first, none)
+
+
+def test_a_reader_that_leaves_early_is_no_error(folder: Path, tmp_path: Path) -> None:
+    """`| head -1`: no traceback, and what was asked for with --out is written all the same."""
+    pair = [run(folder, "sao"), run(folder, "grpo_dis")]
+    words = [sys.executable, "-m", "analysis.compare", *pair, "--out", str(tmp_path / "out")]
+    command = f"{shlex.join(words)} | true; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert done.stderr == "" and done.returncode in (0, 1)
+    assert (tmp_path / "out/comparison.md").is_file() and (tmp_path / "out/curves.csv").is_file()
 
 
 def test_commands_need_no_torch() -> None:
