@@ -85,8 +85,9 @@ no-openhands:
 test-openhands: $(OPENHANDS_STAMP)
 	$(VENV_OPENHANDS)/bin/python -m pytest tests/swe
 
-nightly: $(STAMP)
+nightly: $(STAMP) $(if $(PYTHON312),$(OPENHANDS_STAMP))
 	$(BIN)/python -m pytest -m slow
+	$(if $(PYTHON312),$(VENV_OPENHANDS)/bin/python -m pytest -m slow tests/swe)
 
 openrlhf-environment: $(OPENRLHF_STAMP)
 

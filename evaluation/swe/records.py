@@ -44,23 +44,39 @@ def sample_record(task: Task, spec: dict[str, Any], played: Played, seconds: flo
 
 
 def output_line(task: Task, spec: dict[str, Any], played: Played, started: float) -> dict[str, Any]:
-    """The line of output.jsonl in the form of OpenHands' benchmarks (EvalOutput)."""
+    """The line of output.jsonl in the form of OpenHands' benchmarks (EvalOutput).
+
+    Their reader asks for the fields that have no meaning here too: the folder is the file's own, no critic
+    asks for further attempts, and a task's run is named after the task.
+    """
+    model, protocol = spec["policy"]["model"], spec["protocol"]
     return {
         "instance_id": task.instance_id,
         "attempt": 1,
         "test_result": {"git_patch": played.handed_in.patch},
         "instruction": played.instruction,
         "metadata": {
-            "model": spec["policy"]["model"],
-            "max_iterations": spec["protocol"]["max_turns"],
+            "llm": {"model": model, "temperature": protocol["temperature"], "top_p": protocol["top_p"]},
             "dataset": spec["benchmark"],
-            **spec["protocol"]["agent"],
+            "max_iterations": protocol["max_turns"],
+            "eval_output_dir": ".",
+            "n_critic_runs": protocol["agent"]["attempts"],
+            "critic": {"kind": "PassCritic"},
+            "enable_condenser": protocol["agent"]["condenser"] is not None,
+            "details": protocol["agent"],
         },
         "history": played.events,
         "metrics": played.metrics,
         "error": None,
         "instance": task.row,
-        "runtime_runs": [{"started_at": started, "finished_at": time.time(), "ending": played.ending}],
+        "runtime_runs": [
+            {
+                "session_id": task.instance_id,
+                "started_at": started,
+                "finished_at": time.time(),
+                "ending": played.ending,
+            }
+        ],
     }
 
 

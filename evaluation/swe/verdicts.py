@@ -69,6 +69,8 @@ SUMMARIES = {
             "parse_log_astroid",
             "parse_log_marshmallow",
             "parse_log_pvlib",
+            "parse_log_pyvista",
+            "parse_log_sqlfluff",
             "parse_log_pydicom",
         ),
         PYTEST_SUMMARY,

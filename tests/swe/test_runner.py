@@ -7,13 +7,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import processes_of
+from openhands.sdk import LLM, Event
+from openhands.sdk.critic import CriticBase
+from openhands.sdk.llm import Metrics
+from openhands.sdk.utils.models import OpenHandsModel
+from pydantic import BaseModel
 from scripted_model import ScriptedModel
 from scripts import MIXED
+from swebench.harness.utils import get_predictions_from_file
 
 TURNS, WALL_SECONDS = 6, 90
 PLACE = "tiny/evaluations/trial/seed0/step0/swe_tiny"
@@ -22,6 +29,41 @@ KEYS = {"model", "messages", "tools", "temperature", "top_p", "prompt_cache_key"
 
 def lines_of(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+class EvalMetadata(BaseModel):
+    """What the reader of OpenHands' benchmarks asks for, of OpenHands' own types."""
+
+    llm: LLM
+    dataset: str
+    max_iterations: int
+    eval_output_dir: str
+    critic: CriticBase
+    n_critic_runs: int
+    enable_condenser: bool
+    details: dict[str, Any]
+
+
+class RuntimeRun(BaseModel):
+    """One of its two names is there, or the line is refused; only the second has a meaning here."""
+
+    session_id: str
+    started_at: datetime
+
+
+class EvalOutput(OpenHandsModel):
+    """A line of output.jsonl."""
+
+    instance_id: str
+    attempt: int
+    test_result: dict[str, Any]
+    instruction: str
+    metadata: EvalMetadata
+    history: list[Event]
+    metrics: Metrics
+    error: None
+    instance: dict[str, Any]
+    runtime_runs: list[RuntimeRun]
 
 
 class Evaluation:
@@ -167,17 +209,22 @@ def test_page_tells_of_every_task(evaluation: Evaluation) -> None:
 
 
 def test_output_has_the_form_of_openhands_benchmarks(evaluation: Evaluation) -> None:
-    line = lines_of(evaluation.folder / "output.jsonl")[0]
-    assert set(line) == {
-        "instance_id", "attempt", "test_result", "instruction", "metadata", "history", "metrics", "error",
-        "instance", "runtime_runs",
-    }  # fmt: skip
-    assert line["test_result"]["git_patch"] == evaluation.samples[line["instance_id"]]["response_text"]
-    assert {event["kind"] for event in line["history"]} >= {
-        "SystemPromptEvent",
-        "MessageEvent",
-        "ActionEvent",
-    }
+    lines = lines_of(evaluation.folder / "output.jsonl")
+    assert set(lines[0]) == set(EvalOutput.model_fields)
+    for line in lines:
+        read = EvalOutput.model_validate(line)
+        assert read.test_result["git_patch"] == evaluation.samples[read.instance_id]["response_text"]
+        assert {event.kind for event in read.history} >= {"SystemPromptEvent", "MessageEvent", "ActionEvent"}
+        assert (read.metadata.llm.model, read.metadata.llm.temperature) == ("tiny-coder", 1.0)
+        assert (read.metadata.max_iterations, read.metadata.enable_condenser) == (TURNS, False)
+        assert read.metrics.accumulated_token_usage.completion_tokens > 0
+
+
+def test_the_harness_reads_the_predictions(evaluation: Evaluation) -> None:
+    file = evaluation.folder / "predictions.jsonl"
+    read = get_predictions_from_file(str(file), "unused", "test")
+    patches = {line["instance_id"]: line["model_patch"] for line in read}
+    assert patches == {name: sample["response_text"] for name, sample in evaluation.samples.items()}
 
 
 def test_settings_that_change_scores_are_logged(evaluation: Evaluation) -> None:
