@@ -128,12 +128,17 @@ def test_the_script_applies_the_tests_and_puts_them_back(tmp_path: Path) -> None
 
 
 def test_summaries_of_r2e_images_get_the_names_of_their_rows() -> None:
-    row = converted("r2e_gym")
-    assert json.loads(row["FAIL_TO_PASS"]) == ["TestCalc.test_add"]
+    names = {"\x1b[1mTestCalc.test_add\x1b[0m": "PASSED", "test_more[a b]": "PASSED", "test_bad": "FAILED"}
+    row = converted("r2e_gym", expected_output_json=json.dumps(names))
+    assert json.loads(row["FAIL_TO_PASS"]) == ["TestCalc.test_add", "test_more[a b]"]
     command = row["eval_script"].splitlines()[-2].partition("2>&1 | ")[2]
-    summary = "PASSED r2e_tests/test_1.py::TestCalc::test_add\nnote: a.py::b\n"
-    done = subprocess.run(["bash", "-c", command], input=summary, text=True, capture_output=True)
-    assert done.stdout == "PASSED TestCalc.test_add\nnote: a.py::b\n"
+    summary = (
+        "\x1b[32mPASSED\x1b[0m r2e_tests/test_1.py::\x1b[1mTestCalc::test_add\x1b[0m\r\n"
+        "PASSED r2e_tests/test_1.py::test_more[a b]\nnote: a.py::b\n"
+    )
+    done = subprocess.run(["bash", "-c", command], input=summary.encode(), capture_output=True)
+    assert done.stdout == b"PASSED TestCalc.test_add\nPASSED test_more[a b]\nnote: a.py::b\n"
+    assert row["log_parser"] == "parse_log_pytest_v2"
 
 
 def test_tasks_of_r2e_start_before_the_commit_that_mends_them() -> None:

@@ -28,6 +28,8 @@ DELIMITER = "EOF_114329324912"
 ACTIVATE = ["source /opt/miniconda3/bin/activate", "conda activate testbed"]
 PYTEST = "pytest -rA --tb=no -p no:cacheprovider"
 PYTEST_PARSER = "parse_log_pytest"
+WHOLE_NAMES_PARSER = "parse_log_pytest_v2"  # keeps names with spaces whole
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @dataclass(frozen=True)
@@ -126,9 +128,10 @@ def r2e_gym(row: Row) -> Row:
     """R2E-Gym: the image holds repository and tests; the row says how each test ends once it is mended.
 
     A test's name there is its class and function without the file, to which the script brings pytest's
-    summary. `commit_hash` is the commit that mends the bug; the task starts at the one before it,
-    old_commit_hash, which may be an expression of git such as `<hash>^`. All tests that shall pass
-    count as FAIL_TO_PASS: the row does not say which passed before.
+    summary; colours of a terminal, which names may hold, are taken out of both. `commit_hash` is the commit
+    that mends the bug; the task starts at the one before it, old_commit_hash, which may be an expression of
+    git such as `<hash>^`. All tests that shall pass count as FAIL_TO_PASS: the row does not say which passed
+    before.
     """
     expected = row.get("expected_output_json")
     expected = json.loads(expected) if isinstance(expected, str) else expected
@@ -140,8 +143,8 @@ def r2e_gym(row: Row) -> Row:
     if not isinstance(content, dict):
         raise TaskError("lacks parsed_commit_content")
     commit = _text(content, "old_commit_hash", "parsed_commit_content.")
-    passing = sorted(name for name, outcome in expected.items() if outcome == "PASSED")
-    named = r"sed -E '/^(PASSED|FAILED|ERROR|XFAIL) /{s/ [^ :]*\.py::/ /;s/::/./g}'"
+    passing = sorted(COLOURS.sub("", name) for name, outcome in expected.items() if outcome == "PASSED")
+    named = r"sed -E 's/\x1b\[[0-9;]*m|\r//g;/^(PASSED|FAILED|ERROR|XFAIL) /{s/ [^ :]*\.py::/ /;s/::/./g}'"
     return {
         "instance_id": f"{repository}__{fixed}",
         "repo": repository,
@@ -154,7 +157,7 @@ def r2e_gym(row: Row) -> Row:
         "PASS_TO_PASS": "[]",
         "image": _text(row, "docker_image"),
         "eval_script": eval_script([], "", [], f"bash /root/run_tests.sh 2>&1 | {named}", commit),
-        "log_parser": PYTEST_PARSER,
+        "log_parser": WHOLE_NAMES_PARSER,
         "eval_type": "pass_and_fail",
     }
 
