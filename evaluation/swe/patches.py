@@ -22,6 +22,7 @@ HOOK_NAMES = {
     "pytest.toml",
     ".pytest.toml",
     "tox.ini",
+    "tox.toml",
     "setup.cfg",
     "pyproject.toml",
     "sitecustomize.py",
