@@ -16,7 +16,7 @@ import pandas as pd
 
 from analysis.errors import AnalysisError
 from sao.runlog import EVALUATION_COLUMNS, METRIC_COLUMNS, RunError, RunRecord, read_run, read_table
-from sao.runlog_files import RepeatedKeyError, chunks, once_each, read_json, refuse_constant, whole
+from sao.runlog_files import RepeatedKeyError, chunks, decoded, read_json, whole
 from sao.runlog_schema import Column, checked_record
 
 TABLES = {"metrics.jsonl": METRIC_COLUMNS, "evaluations.jsonl": EVALUATION_COLUMNS}
@@ -131,7 +131,7 @@ def _faults(file: Path, columns: dict[str, Column]) -> Iterator[str]:
 def _record(line: bytes) -> dict[str, Any]:
     """The record on a line; raises ValueError that says what it is instead."""
     try:
-        record = json.loads(line, parse_constant=refuse_constant, object_pairs_hook=once_each)
+        record = decoded(line)
     except RepeatedKeyError:
         raise
     except ValueError:

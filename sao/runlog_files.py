@@ -185,10 +185,32 @@ def read_records(path: Path, strict: bool = False) -> list[dict[str, Any]]:
     return [parsed(path, number, line) for number, line in enumerate(text.splitlines(), start=1)]
 
 
+def _refuse_constant(name: str) -> float:
+    """JSON has no NaN or infinity; the log writes null, so one in a table was put there by hand."""
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object's entries; RepeatedKeyError where a key stands twice: json would take the last."""
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise RepeatedKeyError(f"column {next(name for name in names if names.count(name) > 1)} stands twice")
+    return entries
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_hook=_once_each)
+
+
+def decoded(line: bytes) -> Any:
+    """The JSON on a line of a table; ValueError for other text, RepeatedKeyError where a key stands twice."""
+    return _DECODER.decode(line.decode())
+
+
 def parsed(path: Path, number: int, line: bytes) -> dict[str, Any]:
     """The record on a line; RunError with file and line number where it holds none."""
     try:
-        record = json.loads(line, parse_constant=refuse_constant, object_pairs_hook=once_each)
+        record = decoded(line)
         if isinstance(record, dict) and isinstance(record.get("step"), int):
             return record
         problem = "no record with a step"
@@ -197,20 +219,6 @@ def parsed(path: Path, number: int, line: bytes) -> dict[str, Any]:
     except ValueError:
         problem = "not valid JSON"
     raise RunError(f"{path}: line {number}: {problem}; restore the file, or {archive_advice(path)}")
-
-
-def refuse_constant(name: str) -> float:
-    """JSON has no NaN or infinity; the log writes null, so one in a table was put there by hand."""
-    raise ValueError(f"{name} is no JSON number")
-
-
-def once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object's entries; RepeatedKeyError where a key stands twice: json would take the last."""
-    entries = dict(pairs)
-    if len(entries) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise RepeatedKeyError(f"column {next(name for name in names if names.count(name) > 1)} stands twice")
-    return entries
 
 
 def cut_back(path: Path, keep: Callable[[int], bool]) -> None:
