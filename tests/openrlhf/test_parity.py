@@ -72,7 +72,7 @@ def starting_point(folder: Path) -> tuple[Any, ValueModel]:
     """A policy and a value model with a head that is not zero, in memory and in `folder`."""
     policy = tiny_policy()
     value_model = ValueModel.from_policy(policy)
-    torch.nn.init.normal_(value_model.head.weight, std=0.3)
+    torch.nn.init.normal_(value_model.head.weight, std=0.3, generator=torch.Generator().manual_seed(0))
     save_policy(policy, folder)
     save_values(value_model, folder)
     return policy, value_model
