@@ -34,6 +34,7 @@ class ScriptedModel:
         self.scripts, self.model = scripts, model
         self.refused = dict(refused or {})
         self.requests: list[dict[str, Any]] = []
+        self.hosts: set[str] = set()  # that requests named in their header
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         owner = self
@@ -79,6 +80,7 @@ class ScriptedModel:
     def answer(self, handler: Any, body: dict[str, Any]) -> None:
         with self._lock:
             self.requests.append(body)
+            self.hosts.add(handler.headers["host"])
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._play(handler, body)
 

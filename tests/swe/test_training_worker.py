@@ -48,6 +48,7 @@ def test_an_attempt_is_played_graded_and_cleared_away(tmp_path: Path, tiny: tupl
     assert answer.pop("seconds") > 0
     assert answer == {"ending": "finish", "turns": 2, "outcome": "resolved", "reasons": []}
     assert list(tmp_path.iterdir()) == [] and processes_of(tmp_path) == []
+    assert f"http://{model.hosts.pop()}/v1" == model.url and not model.hosts  # not the address inside
     body = model.requests[0]
     assert (body["temperature"], body["top_p"], body["model"]) == (1.0, 1.0, model.model)
 
