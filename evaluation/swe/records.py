@@ -12,6 +12,7 @@ from evaluation.swe.tasks import Task
 from sao.runlog_files import append_lines
 
 OUTPUT = "output.jsonl"
+OWN_TERMINAL = "WarmTerminalTool"  # of evaluation/swe/server_side
 
 
 def sample_record(task: Task, spec: dict[str, Any], played: Played, seconds: float) -> dict[str, Any]:
@@ -65,7 +66,7 @@ def output_line(task: Task, spec: dict[str, Any], played: Played, started: float
             "enable_condenser": protocol["agent"]["condenser"] is not None,
             "details": protocol["agent"],
         },
-        "history": played.events,
+        "history": [_known_tools(event) for event in played.events],
         "metrics": played.metrics,
         "error": None,
         "instance": task.row,
@@ -78,6 +79,15 @@ def output_line(task: Task, spec: dict[str, Any], played: Played, started: float
             }
         ],
     }
+
+
+def _known_tools(event: dict[str, Any]) -> dict[str, Any]:
+    """The event with the terminal under the SDK's own name: readers know no other."""
+    if "tools" not in event:
+        return event
+    names = {OWN_TERMINAL: "TerminalTool"}
+    tools = [tool | {"kind": names.get(tool["kind"], tool["kind"])} for tool in event["tools"]]
+    return event | {"tools": tools}
 
 
 def append_output(folder: Path, line: dict[str, Any]) -> None:

@@ -11,6 +11,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import openhands.tools.file_editor
+import openhands.tools.task_tracker
+import openhands.tools.terminal  # noqa: F401
 import pytest
 from conftest import processes_of
 from openhands.sdk import LLM, Event
