@@ -77,6 +77,14 @@ def test_a_sandbox_that_is_held_open_has_the_limit_too(
     assert line.split()[3:5] == [str(2**29)] * 2
 
 
+def test_a_sandbox_that_nobody_holds_any_more_ends(opened: Sandbox) -> None:
+    """Without bubblewrap's signal, which a sandbox that is still starting misses."""
+    process, _ = opened.hold()
+    assert process.stdin and process.poll() is None
+    process.stdin.close()
+    assert process.wait(timeout=20) == 0
+
+
 def test_the_number_of_processes_is_limited(opened: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox, "PROCESSES", 40)
     _, said = opened.run(["python", "-c", BOMB])

@@ -109,12 +109,14 @@ class Sandbox:
         """Start a command inside, with its output and errors together in one pipe."""
         return self._popen(self.command(words, directory))
 
-    def _popen(self, words: Sequence[str], files: Sequence[int] = ()) -> subprocess.Popen[bytes]:
+    def _popen(
+        self, words: Sequence[str], files: Sequence[int] = (), stdin: int = subprocess.DEVNULL
+    ) -> subprocess.Popen[bytes]:
         limits = [f"--as={MEMORY_BYTES}", "--core=0"]  # hard ones, which nothing inside can raise
         process = subprocess.Popen(
             ["prlimit", *limits, *words],
             pass_fds=files,
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env={"PATH": os.environ.get("PATH", os.defpath), MARK: str(self.folder)},
@@ -141,11 +143,13 @@ class Sandbox:
     def hold(self) -> tuple[subprocess.Popen[bytes], int]:
         """Open the sandbox without a command: bubblewrap, and the id of a process in its namespaces.
 
-        Raises SandboxError where it cannot be opened.
+        What waits inside ends with its input: one that is still starting when this process is killed misses
+        bubblewrap's signal. Raises SandboxError where it cannot be opened.
         """
         reader, writer = os.pipe()
-        words = self.command(["sh", "-c", "echo ready; exec sleep infinity"], "/")
-        process = self._popen([words[0], "--info-fd", str(writer), *words[1:]], (writer,))
+        words = self.command(["sh", "-c", "echo ready; exec cat >/dev/null"], "/")
+        opening = [words[0], "--info-fd", str(writer), *words[1:]]
+        process = self._popen(opening, (writer,), subprocess.PIPE)
         os.close(writer)
         with os.fdopen(reader) as file:
             information = file.read()
@@ -195,8 +199,9 @@ def end(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
         process.send_signal(signal.SIGKILL)
     process.wait()
-    if process.stdout:
-        process.stdout.close()
+    for pipe in (process.stdin, process.stdout):
+        if pipe:
+            pipe.close()
 
 
 def remove(folder: Path) -> None:
