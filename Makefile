@@ -104,7 +104,8 @@ openrlhf-rows: $(OPENRLHF_STAMP)
 openrlhf-nightly: $(OPENRLHF_STAMP) $(STAMP)
 	$(OPENRLHF_BIN)/python -m sao.openrlhf.rows --scale openrlhf_smoke grpo_dis vapo
 	SAO_WORKFLOW_PYTHON=$(abspath $(BIN)/python) $(OPENRLHF_BIN)/python -m pytest -m slow \
-	  tests/openrlhf/test_released_tasks.py tests/openrlhf/test_served_evaluation.py tests/openrlhf/test_whole_workflow.py
+	  tests/openrlhf/test_released_tasks.py tests/openrlhf/test_served_evaluation.py tests/openrlhf/test_full_disk.py \
+	  tests/openrlhf/test_whole_workflow.py
 
 openrlhf-swe: $(OPENRLHF_STAMP) $(OPENHANDS_STAMP)
 	SAO_OPENHANDS_PYTHON=$(abspath $(VENV_OPENHANDS)/bin/python) \

@@ -72,18 +72,16 @@ class LaunchAttempt:
             attempt=directory.attempt,
         )
         words = flags.command_line(run, _places(directory, self.results))
-        given, outcome = (directory.path / f".{name}.tmp" for name in ("launch", "outcome"))
-        outcome.unlink(missing_ok=True)
-        given.write_bytes(pickle.dumps((run, settings, words)))
         with TemporaryFolder.of_launch() as temporary:
+            # Not in the run directory: the reason must be told where that one's disk is full.
+            given, outcome = (temporary.path / name for name in ("launch", "outcome"))
+            given.write_bytes(pickle.dumps((run, settings, words)))
             driver = self._start(given, outcome, temporary)
             try:
                 self._wait(driver)
             finally:
                 _stop(driver)
-        reason = json.loads(outcome.read_bytes())["reason"] if outcome.exists() else None
-        for file in (given, outcome):
-            file.unlink(missing_ok=True)
+            reason = json.loads(outcome.read_bytes())["reason"] if outcome.exists() else None
         if driver.returncode != 0:
             reason = reason or f"the driver ended with code {driver.returncode}"
             raise RunFailure(f"{reason}; see {directory.attempt_log_path}")
