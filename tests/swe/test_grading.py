@@ -288,7 +288,7 @@ def test_what_logs_come_to(built: tuple[Path, list[Task]], tmp_path: Path, parse
     """Side by side, by every parser of pytest's lines: no log spoils the verdict on another."""
     row = built[1][0].row | NAMES | {"log_parser": parser}
     tasks = [Task(row | {"instance_id": f"project__name-{place}"}) for place in range(len(LOGS))]
-    patches = {task.instance_id: new_file("code.py", "x = 1") for task in tasks}
+    patches = {task.instance_id: new_file("source.py", "x = 1") for task in tasks}
     chosen = Grading(tmp_path, "m", "bubblewrap")
     for task, (body, _) in zip(tasks, LOGS.values(), strict=True):
         logs = chosen.logs(patches, task.instance_id)
