@@ -20,10 +20,10 @@ from swebench.harness.reporting import make_run_report
 from evaluation.swe.bubblewrap_backend import BubblewrapClient
 from evaluation.swe.control import controlled, runner_fails_it
 from evaluation.swe.outcomes import INFRASTRUCTURE_ERROR, RESOLVED, SUSPECT
-from evaluation.swe.sandbox import remove
 from evaluation.swe.tasks import Task, write_tasks
 from evaluation.swe.verdicts import Verdict, settled, verdict_of
 from sao.runlog_files import write_atomic
+from sao.temporary_folder import delete
 
 BACKENDS = ("docker", "bubblewrap")
 CONTROL = "control"  # folder of the logs of controls, below that of the logs
@@ -202,7 +202,7 @@ def _backend(grading: Grading, from_logs: bool) -> Iterator[None]:
         yield
         return
     containers = grading.folder / "containers"
-    remove(containers)  # of a run that was killed
+    delete(containers)  # of a run that was killed
     client = BubblewrapClient(grading.images.absolute(), containers.absolute())
     original: dict[str, Any] = {
         name: getattr(run_evaluation, name) for name in ("_docker_client", "cleanup_container")
@@ -215,7 +215,7 @@ def _backend(grading: Grading, from_logs: bool) -> Iterator[None]:
         for name, value in original.items():
             setattr(run_evaluation, name, value)
         client.close()
-        remove(containers)
+        delete(containers)
 
 
 def _cleanup(client: BubblewrapClient, container: Any, logger: Any) -> None:

@@ -25,11 +25,11 @@ from typing import Any
 from evaluation.endpoint import Endpoint, EndpointError, EndpointFailure
 from evaluation.math.store import SampleStore, StoreError
 from evaluation.swe.plan import Plan, PlanError, key_of, parse
-from evaluation.swe.sandbox import remove
 from evaluation.swe.tasks import Task
 from evaluation.swe.versions import AGENT, VersionError, require
 from sao.environments.base import EnvironmentFailure
 from sao.runlog_files import RunError, write_atomic
+from sao.temporary_folder import delete
 
 ATTEMPTS = 3  # at a task, where something breaks that says nothing about the model
 PAUSE_SECONDS = 5.0  # before the second; twice as long before the third
@@ -192,7 +192,7 @@ def _run(plan: Plan, store: SampleStore) -> None:
 
     plan.write_tasks()
     work = plan.folder / WORK
-    remove(work)  # of a runner that was killed
+    delete(work)  # of a runner that was killed
     work.mkdir()
     cut_output(plan.folder, store.done)
     asyncio.run(_check_endpoint(plan))
@@ -203,7 +203,7 @@ def _run(plan: Plan, store: SampleStore) -> None:
     except WorkspaceError as error:
         raise PlanError(str(error)) from error
     finally:
-        remove(work)
+        delete(work)
 
 
 async def _check_endpoint(plan: Plan) -> None:

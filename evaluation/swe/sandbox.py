@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from evaluation.swe.sandbox_user import SandboxUser
+from sao.temporary_folder import delete
 
 MARK = "SAO_SWE_SANDBOX"  # environment variable of every process in a sandbox: its folder
 HOME = "/root"
@@ -163,7 +164,7 @@ class Sandbox:
         """End all that runs inside and remove the folder."""
         for process in self._processes:
             end(process)
-        remove(self.folder)
+        delete(self.folder)
 
     def _mounts(self) -> list[tuple[str, ...]]:
         mounts: list[tuple[str, ...]] = [("--ro-bind", "/usr", "/usr")]
@@ -202,12 +203,3 @@ def end(process: subprocess.Popen[bytes]) -> None:
     for pipe in (process.stdin, process.stdout):
         if pipe:
             pipe.close()
-
-
-def remove(folder: Path) -> None:
-    """Delete a folder, also what the agent made unreadable in it."""
-    if not folder.exists():
-        return
-    for place, _, _ in os.walk(folder):
-        os.chmod(place, 0o700)
-    shutil.rmtree(folder, ignore_errors=True)

@@ -21,8 +21,8 @@ MODEL_SECONDS = 7200
 
 def attempt(settings: dict[str, str], asked: dict[str, Any]) -> dict[str, Any]:
     """Play and grade one task."""
-    from evaluation.swe.sandbox import remove
     from sao.environments.base import EnvironmentFailure
+    from sao.temporary_folder import delete
 
     folder = Path(settings["folder"]) / uuid.uuid4().hex
     try:
@@ -32,7 +32,7 @@ def attempt(settings: dict[str, str], asked: dict[str, Any]) -> dict[str, Any]:
     except Exception as error:  # a scaffold's fault is no policy's, whatever it is
         return {"failure": f"{type(error).__name__}: {error}"[:500]}
     finally:
-        remove(folder)
+        delete(folder)
 
 
 def _attempt(settings: dict[str, str], asked: dict[str, Any], folder: Path) -> dict[str, Any]:

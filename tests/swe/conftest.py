@@ -1,6 +1,8 @@
 """What the tests of SWE-Bench share. Releases are checked before any of them is imported."""
 
 import os
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from evaluation.swe.sandbox import MARK
@@ -21,3 +23,11 @@ def processes_of(folder: Path) -> list[str]:
         except OSError:  # ended meanwhile
             continue
     return found
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 10) -> bool:
+    """Whether the condition comes true in time: the kernel ends a namespace's processes one by one."""
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return condition()

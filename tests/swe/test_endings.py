@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import processes_of
+from conftest import eventually, processes_of
 from test_runner import PLACE, lines_of
 
 ATTEMPTS_OUTSIDE = (
@@ -56,7 +56,7 @@ def test_it_runs_without_a_network_and_asks_for_none(results: Path, seen: dict[s
     assert set(seen["asked"]) <= LOCAL
     printed = (results / "printed.txt").read_text().lower()
     assert not [word for word in ATTEMPTS_OUTSIDE if word in printed]
-    assert processes_of(results) == []
+    assert eventually(lambda: processes_of(results) == [])
 
 
 def test_agent_servers_log_no_attempt_to_reach_anything_outside(results: Path) -> None:

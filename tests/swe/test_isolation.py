@@ -8,7 +8,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from conftest import processes_of
+from conftest import eventually, processes_of
 from scripted_model import ScriptedModel
 
 from evaluation.swe.sandbox import PROCESSES
@@ -150,8 +150,7 @@ def test_closing_leaves_no_process_folder_port_or_network(two: Two) -> None:
     mine = {python(workspace, own)[0] for workspace in (two.first, two.second)}
     assert len(mine) == 2 and mine <= networks()
     two.close()
-    assert not mine & networks()
-    assert processes_of(two.folder) == []
+    assert eventually(lambda: not mine & networks() and processes_of(two.folder) == [])
     assert [list((two.folder / name).iterdir()) for name in ("first", "second")] == [[], []]
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((place[0], int(place[1])))

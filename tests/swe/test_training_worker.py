@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import processes_of
+from conftest import eventually, processes_of
 from scripted_model import ScriptedModel
 from scripts import DONE, replace, shell
 
@@ -47,7 +47,7 @@ def test_an_attempt_is_played_graded_and_cleared_away(tmp_path: Path, tiny: tupl
         answer = attempt(settings(tmp_path, images, 300), asked)
     assert answer.pop("seconds") > 0
     assert answer == {"ending": "finish", "turns": 2, "outcome": "resolved", "reasons": []}
-    assert list(tmp_path.iterdir()) == [] and processes_of(tmp_path) == []
+    assert list(tmp_path.iterdir()) == [] and eventually(lambda: processes_of(tmp_path) == [])
     assert f"http://{model.hosts.pop()}/v1" == model.url and not model.hosts  # not the address inside
     body = model.requests[0]
     assert (body["temperature"], body["top_p"], body["model"]) == (1.0, 1.0, model.model)
@@ -59,7 +59,7 @@ def test_at_the_wall_clock_limit_the_patch_so_far_is_graded(tmp_path: Path, tiny
         asked = {"row": task.row, "address": {"url": model.url, "model": model.model, "key": "k"}}
         answer = attempt(settings(tmp_path, images, 20), asked)
     assert (answer["ending"], answer["outcome"]) == ("wall_clock", "resolved")
-    assert list(tmp_path.iterdir()) == [] and processes_of(tmp_path) == []
+    assert list(tmp_path.iterdir()) == [] and eventually(lambda: processes_of(tmp_path) == [])
 
 
 def test_an_agent_that_deletes_the_repository_hands_in_nothing(
@@ -73,7 +73,7 @@ def test_an_agent_that_deletes_the_repository_hands_in_nothing(
     assert (answer["ending"], answer["outcome"]) == ("finish", "empty_patch")
     said = json.dumps(model.requests[-1]["messages"][-1])
     assert "months.py" in said and ".git\\n" not in said  # it was there, and is gone
-    assert list(tmp_path.iterdir()) == [] and processes_of(tmp_path) == []
+    assert list(tmp_path.iterdir()) == [] and eventually(lambda: processes_of(tmp_path) == [])
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_an_agent_that_ends_its_server_gets_what_its_patch_so_far_earns(
         answer = attempt(settings(tmp_path, images, 300), asked)
     assert (answer["ending"], answer["outcome"], answer["turns"]) == ("server_ended", outcome, len(steps))
     assert len(model.requests) == len(steps)
-    assert list(tmp_path.iterdir()) == [] and processes_of(tmp_path) == []
+    assert list(tmp_path.iterdir()) == [] and eventually(lambda: processes_of(tmp_path) == [])
 
 
 def test_a_server_that_ends_on_a_sick_machine_is_a_failure(
