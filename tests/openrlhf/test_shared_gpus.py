@@ -1,8 +1,17 @@
-"""Processes that share the one GPU of a node. Ray counts a GPU that is not there."""
+"""Processes that share the one GPU of a node. Ray counts a GPU that is not there.
 
+    python tests/openrlhf/test_shared_gpus.py
+
+starts three and prints, as JSON, the GPU that each sees; a process of its own, as the tests' has grown too
+large to be forked.
+"""
+
+import json
 import os
-from collections.abc import Iterator
+import subprocess
+import sys
 from functools import partial
+from pathlib import Path
 
 import sao.openrlhf.ready  # noqa: F401
 
@@ -16,13 +25,6 @@ from sao.openrlhf import launch
 from sao.openrlhf.shared_gpus import SharingClass, sharing_placement_group
 
 
-@pytest.fixture
-def one_gpu() -> Iterator[None]:
-    ray.init(num_gpus=1, num_cpus=8, include_dashboard=False, object_store_memory=2**27)
-    yield
-    ray.shutdown()
-
-
 @ray.remote
 class Process:
     """In the place of a trainer or an engine: takes any settings."""
@@ -33,14 +35,24 @@ class Process:
         return os.environ["CUDA_VISIBLE_DEVICES"]
 
 
-@pytest.mark.usefixtures("one_gpu")
-def test_policy_critic_and_engine_start_side_by_side_on_one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def main() -> None:
+    ray.init(num_gpus=1, num_cpus=8, include_dashboard=False, object_store_memory=2**27)
     share = launch.gpu_share(resolve("sao", "gpu_openrlhf", 0))
-    assert share == pytest.approx(1 / 3)
-    for module in (launcher, vllm_engine):
-        monkeypatch.setattr(module, "placement_group", partial(sharing_placement_group, share))
-    monkeypatch.setattr(vllm_engine, "RolloutRayActor", SharingClass(Process, share))
+    launcher.placement_group = vllm_engine.placement_group = partial(sharing_placement_group, share)
+    vllm_engine.RolloutRayActor = SharingClass(Process, share)
     trainers = [launcher.RayActorGroup(1, 1, SharingClass(Process, share)) for _ in range(2)]
     engines = vllm_engine.create_vllm_engines(1, 1, "model", 0, False, True, False, 64)
     processes = [trainer._actor_handlers[0] for trainer in trainers] + engines
-    assert ray.get([process.gpu.remote() for process in processes], timeout=60) == ["0"] * 3
+    print(json.dumps({"share": share, "gpus": ray.get([process.gpu.remote() for process in processes])}))
+
+
+def test_policy_critic_and_engine_start_side_by_side_on_one_gpu() -> None:
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, __file__]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=True)
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found == {"share": pytest.approx(1 / 3), "gpus": ["0"] * 3}
+
+
+if __name__ == "__main__":
+    main()
