@@ -90,6 +90,19 @@ def test_closing_ends_what_is_connected(plain: ThreadingHTTPServer) -> None:
         socket.create_connection((host, int(port)))
 
 
+def test_a_question_without_an_answer_is_not_forwarded() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        made, address = forwarder(f"http://127.0.0.1:{silent.getsockname()[1]}")
+        host, port = address.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as asking:
+            asking.sendall(b"POST / HTTP/1.1\r\n")
+            taken, _ = silent.accept()
+            with taken:
+                assert taken.recv(4) == b"POST"
+        made.close()
+    assert not made.forwarded
+
+
 def test_there_are_never_more_connections_than_the_limit(
     plain: ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fork_bomb import fork_bomb
 
 from evaluation.swe import sandbox
 from evaluation.swe.sandbox import Sandbox
@@ -16,19 +17,6 @@ from evaluation.swe.sandbox import Sandbox
 pytestmark = pytest.mark.skipif(not shutil.which("bwrap"), reason="needs bubblewrap")
 ROOT = Path(__file__).parents[1]
 FORKS = 200
-BOMB = f"""\
-import os, time
-made = 0
-try:
-    for _ in range({FORKS}):
-        if os.fork() == 0:
-            time.sleep(20)
-            os._exit(0)
-        made += 1
-except OSError as error:
-    print(made, os.strerror(error.errno), flush=True)
-os.killpg(0, 9)
-"""
 REACH = """\
 import errno, socket
 print(socket.if_nameindex())
@@ -87,7 +75,7 @@ def test_a_sandbox_that_nobody_holds_any_more_ends(opened: Sandbox) -> None:
 
 def test_the_number_of_processes_is_limited(opened: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox, "PROCESSES", 40)
-    _, said = opened.run(["python", "-c", BOMB])
+    _, said = opened.run(["python", "-c", fork_bomb(FORKS)])
     made, _, reason = said.decode().strip().partition(" ")
     assert reason == "Resource temporarily unavailable" and 30 < int(made) <= 40
     _, said = opened.run(["bash", "-c", "ulimit -u unlimited; prlimit --nproc=unlimited --pid $$; ulimit -u"])
@@ -98,7 +86,7 @@ def test_sandboxes_do_not_share_the_limit(
     opened: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sandbox, "PROCESSES", 40)
-    full = opened.start(["python", "-c", BOMB.replace("os.killpg(0, 9)", "time.sleep(60)")])
+    full = opened.start(["python", "-c", fork_bomb(FORKS).replace("os.killpg(0, 9)", "time.sleep(60)")])
     assert full.stdout and b"unavailable" in full.stdout.readline()
     other = Sandbox(tmp_path / "other", tmp_path / "image")
     assert other.run(["bash", "-c", "(echo one); (echo two)"]) == (0, b"one\ntwo\n")

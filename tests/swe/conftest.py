@@ -1,6 +1,7 @@
 """What the tests of SWE-Bench share. Releases are checked before any of them is imported."""
 
 import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from evaluation.swe.sandbox import MARK
 from evaluation.swe.versions import AGENT, HARNESS, require
 
 require(AGENT | HARNESS)
+sys.path.append(str(Path(__file__).parents[1]))  # programs that the main environment's tests run too
 os.environ["PYTHONPATH"] = str(Path(__file__).parents[2])
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 from conftest import eventually, processes_of
+from fork_bomb import fork_bomb
 from scripted_model import ScriptedModel
 
 from evaluation.swe.sandbox import PROCESSES
@@ -43,19 +44,6 @@ for name in ("mem", "environ", "maps"):
         print("refused")
 """
 FORKS = 2000
-BOMB = f"""\
-import os, time
-made = 0
-try:
-    for _ in range({FORKS}):
-        if os.fork() == 0:
-            time.sleep(20)
-            os._exit(0)
-        made += 1
-except OSError as error:
-    print(made, os.strerror(error.errno), flush=True)
-os.killpg(0, 9)
-"""
 
 
 def opened(folder: Path, task: Task, images: Path, endpoint: str) -> LocalFolder:
@@ -138,7 +126,7 @@ def test_nobody_inside_takes_the_servers_sockets_or_reads_its_memory(two: Two) -
 
 
 def test_a_fork_bomb_ends_at_the_limit_and_the_server_lives(two: Two) -> None:
-    [said] = [line for line in python(two.second, BOMB) if "unavailable" in line]
+    [said] = [line for line in python(two.second, fork_bomb(FORKS)) if "unavailable" in line]
     assert PROCESSES - 200 < int(said.split()[0]) < PROCESSES < FORKS
     assert two.second.ended() == "" and python(two.second, "print('well')") == ["well"]
     assert python(two.first, "print('well')") == ["well"]
